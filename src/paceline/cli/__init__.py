@@ -1,0 +1,1 @@
+"""The command line; `wire` is the only composition root."""

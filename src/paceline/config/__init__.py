@@ -1,0 +1,1 @@
+"""The configuration: one strict typed tree, inert and light (no torch, no numpy)."""

@@ -1,0 +1,1 @@
+"""Policies as packed decoders: the slim Llama / Qwen decoder, the transformers fallback, loading and saving."""

@@ -1,0 +1,55 @@
+"""How worker processes are made and talked to. A process pool, an in-process pool and later a Ray pool look the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What to start. `factory` is `module:function`, called in the worker with `arguments`; it returns a WorkerBody."""
+
+    name: str
+    factory: str
+    arguments: Mapping[str, Any]
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+    """CPU cores to pin to; empty = no pinning."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class WorkerBody(Protocol):
+    """What runs inside a worker: answers calls, and ticks while it has work of its own."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Answer one call; an exception travels back to the caller and the worker lives on."""
+
+    def tick(self) -> Sequence[Any] | None:
+        """Advance own work and return what to report (may be empty); None = nothing to do, wait for a call."""
+
+    def close(self) -> None:
+        """Release everything; the process ends afterwards."""
+
+
+class Worker(Protocol):
+    """A handle on a started worker."""
+
+    name: str
+
+    def call(self, method: str, *arguments: Any) -> Awaitable[Any]:
+        """Call into the body. Raises what it raised, or WorkerLost when the worker ended."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the body; kill what is left after `grace_s` seconds."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Pool(Protocol):
+    """Starts workers."""
+
+    async def start(self, spec: WorkerSpec, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> Worker:
+        """Start a worker; its reports and its loss (with the reason) arrive through the two callables, on the event loop."""

@@ -1,0 +1,1 @@
+"""Rewards: how answers are judged."""

@@ -1,0 +1,1 @@
+"""Tasks: where prompts and golds come from."""

@@ -1,0 +1,1 @@
+"""Metric sinks behind `ports.data.Tracker`."""

@@ -1,0 +1,1 @@
+"""Trainers behind `ports.training`."""

@@ -1,0 +1,1 @@
+"""Weight stores behind `ports.weights`."""

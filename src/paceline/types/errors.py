@@ -1,0 +1,41 @@
+"""The one exception tree. Everything a user can cause is also a ValueError that names the value and the rule."""
+
+
+class PacelineError(Exception):
+    """Root of every error that paceline raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """A configuration key is unknown, has the wrong type, or has no effect or no meaning with the others."""
+
+
+class DataError(PacelineError, ValueError):
+    """A dataset, file or row cannot be used; the message names file, row and column."""
+
+
+class RewardError(PacelineError, ValueError):
+    """A reward could not be computed (bad gold, verifier exception, deadline); never a silent 0."""
+
+
+class ModelError(PacelineError, ValueError):
+    """A model directory, weight file or architecture cannot be used as asked."""
+
+
+class CheckpointError(PacelineError, ValueError):
+    """A checkpoint is incomplete, damaged, or belongs to another configuration."""
+
+
+class EngineError(PacelineError):
+    """A rollout engine refused or lost work; the message names the trajectory and the instance."""
+
+
+class TrainerError(PacelineError):
+    """The trainer could not finish a dispatch or an update; the message names the groups."""
+
+
+class WorkerLost(PacelineError):
+    """A worker process ended or stopped answering; the message names it and what it was doing."""
+
+
+class RuleViolated(PacelineError):
+    """One of the rules 1-8 does not hold: a fault of paceline itself, never of the user."""

@@ -1,0 +1,34 @@
+"""What trainers and weight transports report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """One optimizer step. `applied` is False when a non-finite loss or gradient made the trainer skip it."""
+
+    update: int
+    """1-based count of updates issued, this one included."""
+    applied: bool
+    groups: tuple[int, ...]
+    sequences: int
+    tokens: int
+    """Loss tokens, i.e. sampled tokens that the mask keeps."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Named values, e.g. loss, grad_norm, lr, entropy, kl, clip_ratio/low_mean, logprob_gap/mean, logprob_gap/max."""
+    culprits: tuple[tuple[int, int], ...] = ()
+    """(group, sample) of the trajectories that made a value non-finite, when `applied` is False."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What an engine computes with after loading weights: checksum of what arrived and log-probs through its serving path."""
+
+    version: int
+    fingerprint: str
+    logprobs: tuple[float, ...]
+    """Log-prob of each fixed probe token given those before it, temperature 1, float32, [n - 1]."""
+    seconds: float = 0.0
