@@ -131,7 +131,7 @@ class ScheduleConfig(Section):
     """W, multiversion."""
     in_flight_groups: int | None = None
     no_signal: Literal["keep", "drop", "refill"] = "keep"
-    """A group whose raw outcomes are all equal: `keep` counts it with zero advantage, `drop` leaves it out, `refill` takes another prompt."""
+    """A group of equal raw outcomes: `keep` counts it with zero advantage, `drop` leaves it out, `refill` takes another prompt."""
     refill_limit: int = Field(default=3, ge=0)
     attempts: int = Field(default=3, ge=1)
     on_failure: Literal["drop_sample", "drop_group", "stop"] = "stop"

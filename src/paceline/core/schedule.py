@@ -62,7 +62,8 @@ class Schedule:
     high_kv_use: float = 0.9
     """Multiversion: share of KV capacity above which an instance is relieved."""
     deadlines: tuple[tuple[str, float], ...] = ()
-    """Seconds after which a wait of this kind (admit, materialize, dispatch, publish, load, evaluate, checkpoint, prompts) is named in a Warn."""
+    """(kind, seconds): a wait of this kind (admit, materialize, dispatch, publish, load, evaluate, checkpoint, prompts) that lasts
+    longer is named in a Warn."""
 
     @property
     def bound(self) -> int:

@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, d]) -> [T, heads, d]; q and k are rotated, scale is 1/sqrt(d) unless `Shape.scale` says otherwise."""
+"""(layer, q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, d]) -> [T, heads, d]; q and k are rotated, not yet scaled:
+the attention multiplies scores by `Shape.scale`."""
 
 
 @dataclass(frozen=True, slots=True)
