@@ -64,8 +64,6 @@ class Dispatch:
     """1-based update that these groups belong to."""
     update_groups: tuple[int, ...]
     """Groups of the whole update so far, this dispatch included; with `step` their trajectories are the denominator."""
-    dropped: tuple[int, ...] = ()
-    """Groups without signal that the `keep` filter counts with zero advantage (subset of `groups`)."""
     staleness: tuple[int, ...] = ()
     """Staleness of each group of `groups` in versions, at this command."""
     staleness_updates: tuple[int, ...] = ()
