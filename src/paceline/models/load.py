@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from paceline.config.schema import ModelConfig
+from paceline.models import smollm2
 from paceline.models.packed import LoadedModel, PackedModel
 from paceline.models.slim import SlimDecoder, SlimSpec
 from paceline.types.errors import ModelError
 
-PACKAGED: dict[str, Callable[[], Path]] = {}
+PACKAGED: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.directory}
 """Models that a Python package carries: name -> directory, made on first use."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 """Tokens with which chat templates close the assistant's turn."""
