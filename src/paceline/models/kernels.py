@@ -1,0 +1,189 @@
+"""The dense kernels of the decoders: projections and the head.
+
+Weights may be stored in another dtype than the one computed in: they are cast where they are used, so a float32 master
+weight receives its gradient in float32 while the numbers equal, bit for bit, those of an engine that stores the cast weights.
+
+Frozen bfloat16 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed by
+the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+_ROWS_HINT = 64
+"""Number of rows the layout of a packed copy is chosen for; it works for any."""
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last dimension: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32 (float64 for float64)."""
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn.Linear:
+    """A linear layer with uninitialised storage of the dtype and device of `like`."""
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta", dtype=like.dtype)
+    layer.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=like.dtype, device=like.device))
+    if bias:
+        layer.bias = nn.Parameter(torch.empty(outputs, dtype=like.dtype, device=like.device))
+    return layer
+
+
+class _Derived:
+    """A tensor computed from weights, kept until they change."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] | None = None
+        self._value: torch.Tensor | None = None
+
+    def get(self, parts: Sequence[torch.Tensor], kind: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The kept tensor; `make` it when `parts` were written to, moved, or another `kind` is asked for."""
+        key = (kind, *((part.data_ptr(), part._version) for part in parts))
+        if self._value is None or key != self._key:
+            self._key, self._value = key, make()
+        return self._value
+
+    def __getstate__(self) -> dict[str, None]:
+        """Copies and pickles of a model start without derived tensors."""
+        return {"_key": None, "_value": None}
+
+
+class Projection:
+    """One or more linear layers that read the same input, run as one product: the one place where the body multiplies matrices.
+
+    The layers' parameters keep their own names but lie next to each other in one storage. Without gradients the product
+    reads that storage, or a packed copy of it. With gradients, or after something moved a parameter elsewhere (deepcopy,
+    `.to`, a wrapper), the parts are concatenated at use.
+    """
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self.layers = layers
+        self._packed = _Derived()
+        if len(layers) > 1:
+            sizes = [layer.out_features for layer in layers]
+            for kind in ("weight", "bias"):
+                parts = [getattr(layer, kind) for layer in layers]
+                if parts[0] is not None:
+                    together = torch.cat([part.detach() for part in parts])
+                    for layer, part in zip(layers, torch.split(together, sizes), strict=True):
+                        setattr(layer, kind, nn.Parameter(part))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x."""
+        weights = [layer.weight for layer in self.layers]
+        biases = [layer.bias for layer in self.layers]
+        bias = None if biases[0] is None else _joined(biases, x.dtype)
+        if _servable(x, weights):
+            packed = self._packed.get(weights, "packed", lambda: _pack(_joined(weights, x.dtype)))
+            return _packed_product(x, packed, bias)
+        return F.linear(x, _joined(weights, x.dtype), bias)
+
+
+class Head:
+    """hidden states -> logits in float32 (float64 for float64) with the matrix of `owner.weight` [vocabulary, width].
+
+    bfloat16 inputs are multiplied exactly and added up in float32, forward and backward: a bfloat16 *result* would move a
+    logit of 16 by up to 0.06. A float32 copy of the bfloat16 values is kept for that.
+    """
+
+    def __init__(self, owner: nn.Module) -> None:
+        self._owner = owner
+        self._copy = _Derived()
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width] -> [N, vocabulary]."""
+        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
+        if hidden.dtype != torch.bfloat16:
+            return F.linear(hidden, weight.to(hidden.dtype))
+        if _servable(hidden, [weight]):
+            with _bfloat16_products():
+                packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
+                return _packed_product(hidden.float(), packed, None)
+        rounded = self._copy.get([weight], "rounded", lambda: weight.detach().to(torch.bfloat16).float())
+        result: torch.Tensor = _HeadProduct.apply(hidden, weight, rounded)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _HeadProduct(torch.autograd.Function):
+    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width] bfloat16, weight [vocabulary, width], rounded its bfloat16 values in float32 -> [N, vocabulary]."""
+        ctx.save_for_backward(hidden, rounded)
+        ctx.weight_dtype = weight.dtype
+        with _bfloat16_products():
+            return F.linear(hidden.float(), rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients in the dtypes of hidden and weight."""
+        hidden, rounded = ctx.saved_tensors
+        (grad,) = grads
+        with _bfloat16_products():
+            for_hidden = (grad @ rounded).to(hidden.dtype) if ctx.needs_input_grad[0] else None
+            for_weight = (grad.t() @ hidden.float()).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        return for_hidden, for_weight, None
+
+
+def _servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether a packed copy may stand for these weights: bfloat16 on a CPU that computes it, no gradient asked for, changes tracked."""
+    return (
+        x.device.type == "cpu"
+        and all(tensor.dtype == torch.bfloat16 and not tensor.requires_grad and not tensor.is_inference() for tensor in weights)
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and x.dtype == torch.bfloat16
+        and _onednn_computes_bfloat16()
+    )
+
+
+@functools.cache
+def _onednn_computes_bfloat16() -> bool:
+    backend: Any = torch.backends.mkldnn
+    return bool(backend.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    """weight [out, in] in oneDNN's layout."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+    return packed
+
+
+def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return result
+
+
+def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The parts as one tensor along the first dimension, in `dtype`: a view where their storage allows it."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first.to(dtype)
+    if torch.is_grad_enabled() and first.requires_grad:
+        return torch.cat([part.to(dtype) for part in parts])
+    end = first.data_ptr()
+    for part in parts:
+        if part.data_ptr() != end:
+            return torch.cat([part.detach().to(dtype) for part in parts])
+        end += part.nbytes
+    rows = sum(part.shape[0] for part in parts)
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride()).to(dtype)
+
+
+@contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """float32 matrix products on the CPU round their inputs to bfloat16 and accumulate and return float32."""
+    backend: Any = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        backend.matmul.fp32_precision = before

@@ -1,0 +1,164 @@
+"""Weights on disk and their fingerprints: safetensors files under Hugging Face names, written aside and renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from paceline.models.packed import LoadedModel
+from paceline.types.errors import ModelError
+
+Named = Iterable[tuple[str, torch.Tensor]]
+_INDEX = "model.safetensors.index.json"
+_BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
+"""Files of a model directory that are not weights: config, tokenizer, templates."""
+_NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
+_DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
+"""Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """A model whose checkpoint files need more than its parameters under their names."""
+
+    def save_checkpoint(self, named: Mapping[str, torch.Tensor], directory: Path) -> None:
+        """Write config and weight files of `named` into an existing directory."""
+
+
+def fingerprint(named: Named) -> str:
+    """sha256 over (name, dtype, shape, bytes) of every tensor, in the order of names; 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named):
+        data = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
+        digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_tensors(named: Named, path: Path, dtype: torch.dtype) -> str:
+    """Write the tensors in `dtype` as one safetensors file: complete or absent, on disk when this returns. Returns their fingerprint."""
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, aside, metadata={"format": "pt"})
+        aside.chmod(0o644)
+        sync(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(path.parent)
+    return fingerprint(tensors.items())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or the entries of a directory are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The safetensors files of a file or Hugging Face directory, shards included; ModelError when there are none."""
+    if path.is_file():
+        return [path]
+    if (path / _INDEX).is_file():
+        return sorted({path / name for name in json.loads((path / _INDEX).read_text())["weight_map"].values()})
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    raise ModelError(f"{path}: no such safetensors file, and no directory with model.safetensors or {_INDEX}")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """An open safetensors file; ModelError instead of the library's errors."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: damaged or unreadable safetensors file ({error})") from error
+
+
+def read(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a safetensors file or Hugging Face directory, one by one; ModelError when a file is missing or damaged."""
+    for file in files_of(path):
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                yield name, opened.get_tensor(name)
+
+
+def copy_into(own: Mapping[str, torch.Tensor], path: Path) -> str:
+    """Copy a file's or directory's tensors into `own` in place; names and shapes must agree. Returns the fingerprint of `own`.
+
+    Everything is checked before the first tensor changes: ModelError names what is missing, unknown, misshapen or damaged.
+    """
+    files = files_of(path)
+    _check_fits(own, {name: shape for file in files for name, shape in _shapes(file)}, path)
+    with torch.inference_mode(False), torch.no_grad():  # writes in inference mode would not show in version counters
+        for name, tensor in read(path):
+            if name in own:
+                own[name].copy_(tensor)
+    return fingerprint(own.items())
+
+
+def _shapes(file: Path) -> list[tuple[str, tuple[int, ...]]]:
+    with _opened(file) as opened:
+        return [(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()]  # noqa: SIM118 - not a mapping
+
+
+def _check_fits(own: Mapping[str, torch.Tensor], found: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    for name, shape in found.items():
+        if name in own and shape != tuple(own[name].shape):
+            raise ModelError(f"{path}: tensor {name!r} has shape {shape}, the model's has {tuple(own[name].shape)}")
+        if name not in own and not name.endswith(_DERIVED):
+            raise ModelError(f"{path}: tensor {name!r} is not one of the model's")
+    missing = own.keys() - found.keys()
+    if missing:
+        raise ModelError(f"{path}: {len(missing)} of the model's tensors are missing, e.g. {min(missing)!r}")
+
+
+def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face directory with the weights `named` in `dtype`, complete or absent; it replaces an older one.
+
+    `named` are weights of `loaded.model`, under its names. Config, tokenizer and templates come from `loaded.directory`.
+    """
+    aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    aside.mkdir(parents=True)
+    try:
+        if isinstance(loaded.model, SavesItself):
+            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
+        else:
+            write_tensors(named, aside / "model.safetensors", dtype)
+        for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
+            if file.name not in _NOT_BESIDE:
+                shutil.copyfile(file, aside / file.name)
+        config = json.loads((aside / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        put_in_place(aside, directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_in_place(aside: Path, target: Path) -> None:
+    """Move a finished directory to `target`, on disk when this returns; an older `target` goes only after it is out of the way."""
+    for path in (*aside.iterdir(), aside):
+        sync(path)
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        target.rename(old)
+    aside.rename(target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
