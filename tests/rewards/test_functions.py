@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.rewards.functions import FunctionReward
+from paceline.rewards.functions import FunctionReward, Loop
 from paceline.rewards.judge import Judge, Part
 from paceline.rewards.resolve import resolve
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Trajectory
 
 IDS = np.arange(3, dtype=np.int32)
+LOOP = Loop()
 
 
 def prompt(**changes: Any) -> Prompt:
@@ -118,9 +119,20 @@ def test_async_functions_run_at_the_same_time_and_keep_the_order_of_rows() -> No
     judge = Judge([Part(FunctionReward(function, name=name)) for name, function in kinds])
     start = time.perf_counter()
     group = judge.score_group(prompt(), samples("a", "b", "c"))
-    assert time.perf_counter() - start < 0.55
+    assert time.perf_counter() - start < 0.59
     assert group.parts == {"bound": (1.0, 2.0, 3.0), "partial": (1.0, 2.0, 3.0), "hidden": (2.0, 3.0, 4.0), "sync": (0.5, 0.5, 0.5)}
     assert group.rewards == (4.5, 7.5, 10.5)
+
+
+def test_async_functions_may_wait_for_each_other() -> None:
+    meeting = asyncio.Barrier(3)
+
+    async def reward(completions: list[str]) -> list[float]:
+        await meeting.wait()
+        return [1.0]
+
+    judge = Judge([Part(FunctionReward(reward, name=name, timeout_s=5.0, loop=LOOP)) for name in "abc"])
+    assert judge.score_group(prompt(), samples("x")).rewards == (3.0,)
 
 
 async def test_an_async_function_works_inside_a_running_event_loop() -> None:

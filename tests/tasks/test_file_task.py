@@ -156,10 +156,16 @@ def test_an_integer_of_five_thousand_digits_is_read(tmp_path: Path) -> None:
 
 def test_a_limit_stops_after_that_many_usable_rows(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"prompt": ""}, *({"prompt": c, "answer": "1"} for c in "abc"), "not json at all")
-    task = read(path, bad_rows="skip", **{"limit": 10_000})
+    task = read(path, bad_rows="skip")
     assert len(task) == 3
     config = TaskConfig(kind="file", path=str(path), gold_column="answer", template="plain", shuffle=False, bad_rows="skip", limit=2)
     assert questions(load(config, ByteTokenizer(), seed=0, max_prompt_tokens=100)) == ["a", "b"]
+
+
+def test_every_row_that_was_read_is_kept_or_counted(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": ""}, *({"prompt": "x" * n, "answer": "1"} for n in (1, 2, 30, 40, 3)))
+    counts = read(path, bad_rows="skip", over_limit="filter", limit=10).counts
+    assert counts == {"read": 6, "bad": 1, "duplicate": 0, "over_limit": 2, "excluded": 0, "kept": 3}
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
