@@ -133,6 +133,7 @@ def test_training_prints_one_line_per_update_and_its_end(wire: FakeWire) -> None
         "update 2/2  reward 0.5  loss 0.25",
         "evaluation after update 2  greedy 0.75",
         "done after 2 of 2 updates",
+        "reward 0.250 -> 0.500 (first and last 1 updates)  ▁█",
     ]
     assert done.stderr == "a notice\n"
     config, resume = wire.asked[0]

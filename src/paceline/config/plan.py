@@ -10,13 +10,8 @@ from typing import Literal
 
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
-from paceline.config.schema import Config
+from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config
 from paceline.core.schedule import Schedule
-
-DEFAULT_STALENESS = 1
-"""S of streaming when none is given: the least that lets generation and training overlap."""
-DEFAULT_WINDOW = 2
-"""W of multiversion when none is given: the least that lets versions overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +74,7 @@ def schedule(config: Config) -> Schedule:
         in_flight_groups=s.in_flight_groups or 0,
         no_signal=s.no_signal,
         refill_limit=s.refill_limit,
+        empty_limit=s.empty_limit,
         attempts=s.attempts,
         on_failure=s.on_failure,
         in_order=s.in_order,

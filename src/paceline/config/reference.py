@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from paceline.config.checks import RULES
@@ -81,11 +80,10 @@ def _kinds(annotation: Any) -> list[str]:
 
 
 def _limit(item: Any) -> str:
-    signs = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
-    for kind, (sign, name) in signs.items():
-        if isinstance(item, kind):
-            return f"{sign} {getattr(item, name)}"
-    return "not empty" if isinstance(item, MinLen) else ""
+    """A constraint of a field as a sign and a number."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if getattr(item, name, None) is not None]
+    return " ".join(["not empty"] if hasattr(item, "min_length") else found)
 
 
 def _cell(text: str) -> str:
