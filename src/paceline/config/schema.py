@@ -17,9 +17,13 @@ def _plain(value: Any, where: str = "") -> Any:
         return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
-    if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+    if _is_scalar(value):
         return value
     raise ValueError(f"may hold texts, booleans, finite numbers, lists and tables; {where.lstrip('.')} is {value!r}")
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 Table = Annotated[dict[str, Any], AfterValidator(_plain)]
