@@ -36,14 +36,14 @@ def clustered(counts: Sequence[tuple[int, int]], z: float = Z95) -> tuple[float,
         raise ValueError(f"every problem needs 0 <= successes <= trials and trials >= 1, not {bad[0]}")
     if not counts:
         return 0.0, 1.0
-    problems, trials = len(counts), sum(n for _, n in counts)
+    trials = sum(n for _, n in counts)
     share = sum(c for c, _ in counts) / trials
-    between = _spread(counts, share) / (trials * trials)
-    effective = min(max(share * (1 - share) / between, problems), trials) if between > 0 else problems
+    effective = _effective(counts, trials, share)
     return wilson(share * effective, effective, z)
 
 
-def _spread(counts: Sequence[tuple[int, int]], share: float) -> float:
-    """Variance of the number of successes that differences between problems imply (divisor n - 1)."""
+def _effective(counts: Sequence[tuple[int, int]], trials: int, share: float) -> float:
+    """Independent trials that would have the variance of the share seen between problems (divisor n - 1)."""
     problems = len(counts)
-    return fsum((c - n * share) ** 2 for c, n in counts) * problems / max(problems - 1, 1)
+    between = fsum((c - n * share) ** 2 for c, n in counts) * problems / (max(problems - 1, 1) * trials * trials)
+    return min(max(share * (1 - share) / between, problems), trials) if between > 0 else problems
