@@ -1,0 +1,57 @@
+"""How commands end, as text and exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.display import plain
+from paceline.types.results import AuditReport, EvalResult, Outcome, Share
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: done; the run failed (or breaks a rule); configuration or data are wrong; someone interrupted it."""
+
+
+def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Console) -> int:
+    """Say how a run ended, how it went, and where its model lies; returns the exit code."""
+    word = "interrupted" if outcome.interrupted else "done" if outcome.ok else "failed"
+    reason = f": {outcome.reason}" if outcome.reason else ""
+    plain(out if outcome.ok else err, f"{word} after {outcome.update} of {outcome.total} updates{reason}")
+    for line in summary:
+        plain(out, line)
+    if outcome.model:
+        plain(out, f"model: {outcome.model}")
+    if outcome.resumable and outcome.update < outcome.total:
+        plain(out, "continue it with --resume")
+    return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
+
+
+def tell_evaluation(result: EvalResult, out: Console) -> None:
+    """Print accuracies with 95 % intervals, and pass@k."""
+    left_out = f" ({result.excluded} left out: they occur in training)" if result.excluded else ""
+    plain(out, f"{result.model or 'model'} on {result.problems} problems{left_out}")
+    table = Table("measure", "value", "95 % interval", "answers", box=None, header_style="bold", pad_edge=False)
+    rows: list[tuple[str, Share | None]] = [
+        ("greedy accuracy", result.greedy),
+        ("  given a parsable answer", result.greedy_if_parsed),
+        ("sampled accuracy", result.sampled),
+        ("  given a parsable answer", result.sampled_if_parsed),
+        ("parsable answers", result.parsed),
+    ]
+    for name, share in rows:
+        if share is not None:
+            table.add_row(name, f"{share.value:.3f}", f"{share.low:.3f} to {share.high:.3f}", str(share.count))
+    for k, value in result.pass_at.items():
+        table.add_row(f"pass@{k}", f"{value:.3f}", "", "")
+    out.print(table)
+
+
+def tell_audit(report: AuditReport, out: Console) -> int:
+    """Say what was checked and what does not hold; returns the exit code."""
+    lines = [f"{report.events} events and {report.commands} commands in {report.lineages} lineage(s)", *report.notes]
+    lines += report.violations or ("every rule holds",)
+    for line in lines:
+        plain(out, line)
+    return FAILED if report.violations else DONE
