@@ -152,7 +152,7 @@ def _weights(z: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
     """[N, blocks x BLOCK] -> [N, blocks]."""
-    return weights.unflatten(-1, (-1, BLOCK)).sum(dim=-1)
+    return weights.view(len(weights), -1, BLOCK).sum(dim=-1)
 
 
 def _invert(weights: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def _invert(weights: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor) ->
     # Numbers end at 1 - 2^-24, so the target stays below the total and the clamp matters for rows that are not finite only.
     block = (cumulative <= target[:, None]).sum(dim=-1).clamp(max=sums.shape[-1] - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0], 0)
-    inner = weights.unflatten(-1, (-1, BLOCK))[torch.arange(len(block)), block].cumsum(dim=-1)
+    inner = weights.view(len(weights), -1, BLOCK)[torch.arange(len(block)), block].cumsum(dim=-1)
     place = (inner <= (target - before)[:, None]).sum(dim=-1)
     # The block's own sum may round below its step in the cumulative sum: stop at the last token that adds weight.
     last = (inner < inner[:, -1:]).sum(dim=-1)
