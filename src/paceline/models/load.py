@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from paceline.config.schema import ModelConfig
+from paceline.models import smollm2
+from paceline.models.hf import TransformersDecoder
 from paceline.models.packed import LoadedModel, PackedModel
-from paceline.models.slim import SlimDecoder, SlimSpec
+from paceline.models.slim import SlimDecoder
 from paceline.types.errors import ModelError
 
-PACKAGED: dict[str, Callable[[], Path]] = {}
+_log = logging.getLogger(__name__)
+PACKAGED: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.directory}
 """Models that a Python package carries: name -> directory, made on first use."""
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+"""Files of a hub repository that a model directory needs."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 """Tokens with which chat templates close the assistant's turn."""
 
 
 def resolve(name: str) -> Path:
-    """The Hugging Face directory of a model: a local directory or a packaged model; ModelError names the ways otherwise."""
+    """The Hugging Face directory of a model; ModelError names the three ways when `name` is none of them.
+
+    A packaged model's name, a local directory, or a hub id: its snapshot, downloaded unless HF_HUB_OFFLINE is set.
+    """
     if name in PACKAGED:
         return PACKAGED[name]()
     path = Path(name).expanduser()
@@ -31,7 +41,13 @@ def resolve(name: str) -> Path:
         if not (path / "config.json").is_file():
             raise ModelError(f"model.path = {name!r}: the directory has no config.json")
         return path
-    raise ModelError(f"model.path = {name!r}: not found")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=constants.HF_HUB_OFFLINE))
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"model.path = {name!r} is not a local directory, not a packaged model ({', '.join(PACKAGED)}), "
+            f"and not a hub id that can be had here ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
 
 
 def load(config: ModelConfig, *, parameters: torch.dtype | None = None, device: str = "cpu", train: bool = False) -> LoadedModel:
@@ -66,10 +82,18 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _build(config: ModelConfig, described: Any, directory: Path, compute: torch.dtype, stored: torch.dtype, device: str) -> PackedModel:
-    SlimSpec.of(described)
-    slim = SlimDecoder(described, compute=compute, parameters=stored, device=device)
-    slim.load_tensors(directory)
-    return slim
+    """The implementation that `config` asks for; `auto` takes the slim decoder where it fits, and says so where it does not."""
+    if config.implementation != "transformers":
+        try:
+            slim = SlimDecoder(described, compute=compute, parameters=stored, device=device)
+        except ModelError as refusal:
+            if config.implementation == "slim":
+                raise
+            _log.info("%s runs through its transformers class: %s", directory, refusal)
+        else:
+            slim.load_tensors(directory)
+            return slim
+    return TransformersDecoder(directory, compute=compute, parameters=stored, device=device)
 
 
 def _end_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[int]:
