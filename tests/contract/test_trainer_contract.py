@@ -1,5 +1,7 @@
 """What every trainer promises: the fake and the real one."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,3 +203,8 @@ def test_empty_completions_are_fine(make: Make) -> None:
     trainer.accumulate([none])
     assert (report := trainer.step()).applied
     assert np.isfinite([value for value in report.metrics.values()]).all()
+
+
+def test_the_fake_needs_no_torch() -> None:
+    code = "import sys, paceline.ports.fakes.training; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
