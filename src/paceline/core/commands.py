@@ -91,6 +91,8 @@ class LoadWeights:
     instance: str
     version: int
     unfinished: Literal["none", "keep", "recompute"] = "none"
+    replaces: int | None = None
+    """Version that makes way on an instance that holds as many as it can; None = there is room beside."""
 
 
 @dataclass(frozen=True, slots=True)

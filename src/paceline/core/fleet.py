@@ -110,7 +110,7 @@ class Fleet:
             self.sizes[lane] = self.sizes.get(lane, 0) + 1
         instance.lanes = served
         for version, used in instance.held.items():
-            if used and version not in instance.target:
+            if used and self._pinned and version not in instance.target:
                 self.leaving.setdefault(version, {})[instance] = None
             else:
                 self._left(instance, version)

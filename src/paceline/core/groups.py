@@ -16,6 +16,7 @@ class Groups:
         "_in_order",
         "_line",
         "_order",
+        "_pinned",
         "_ready",
         "_size",
         "_versions",
@@ -31,9 +32,10 @@ class Groups:
         "waiting",
     )
 
-    def __init__(self, size: int, in_order: bool, versions: Versions) -> None:
+    def __init__(self, size: int, in_order: bool, pinned: bool, versions: Versions) -> None:
         self._size = size
         self._in_order = in_order
+        self._pinned = pinned
         self._versions = versions
         self._order = 0
         self._line: deque[Group] = deque()
@@ -86,7 +88,8 @@ class Groups:
         group.version = version
         self.counts[version] = self.counts.get(version, 0) + 1
         self.unfinished[version] = self.unfinished.get(version, 0) + unfinished
-        self._versions.hold(version)
+        if self._pinned:
+            self._versions.hold(version)
 
     def _leave(self, group: Group, unfinished: int) -> None:
         version = group.version
@@ -97,7 +100,8 @@ class Groups:
         else:
             assert not self.unfinished[version], version
             del self.counts[version], self.unfinished[version]
-        self._versions.release(version)
+        if self._pinned:
+            self._versions.release(version)
 
     def reversion(self, group: Group, version: int) -> None:
         """The smallest version of the group's tokens turned out to be another one."""

@@ -83,7 +83,7 @@ class Loading:
                 unfinished = m.schedule.at_publish
         m.fleet.begin_load(instance, version, replaces)
         command = self._load_of[instance.name] = m.out.next_id()
-        m.out.ask(LoadWeights(command, instance.name, version, unfinished))
+        m.out.ask(LoadWeights(command, instance.name, version, unfinished, replaces))
 
     def _places(self, instance: Instance) -> int:
         return instance.info.versions_held if self._m.traits.balanced else 1

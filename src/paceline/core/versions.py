@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Versions:
-    """Counts the users of every version (instances, unconsumed groups); a version nobody needs may leave the store."""
+    """Counts the users of every version (instances, unconsumed pinned groups); a version nobody needs may leave the store."""
 
     __slots__ = ("_idle", "_users", "available", "newest", "updates")
 
@@ -14,7 +14,7 @@ class Versions:
         self.available = version - 1
         """Newest version that lies in the store."""
         self.updates: dict[int, int] = {}
-        """Updates contained in each version that is not retired."""
+        """Updates contained in each version; kept for all, since mixed tokens may name a version that nobody needs any more."""
         self._users: dict[int, int] = {}
         self._idle: set[int] = set()
 
@@ -32,7 +32,7 @@ class Versions:
 
     def stored(self, version: int) -> bool:
         """Whether a version lies in the store: published, and not retired."""
-        return version <= self.available and version in self.updates
+        return version <= self.available and version in self._users
 
     def hold(self, version: int) -> None:
         """One more user."""
@@ -53,5 +53,5 @@ class Versions:
         gone = sorted(v for v in self._idle if v < self.available and not self._users[v])
         self._idle = {v for v in self._idle if v >= self.available}
         for version in gone:
-            del self._users[version], self.updates[version]
+            del self._users[version]
         return gone
