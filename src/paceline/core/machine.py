@@ -103,6 +103,7 @@ class Machine:
         out.now = now
         if self._boundaries.stopped:
             return []
+        assert self._started or isinstance(event, ev.Started | ev.StopRequested), f"{event!r} came before Started"
         self._handlers[type(event)](event)
         return out.collect()
 
