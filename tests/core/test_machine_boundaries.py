@@ -175,7 +175,7 @@ def test_waits_name_open_commands_with_owner_and_deadline() -> None:
     waits = {w.kind: w for w in s.machine.waits(1.0)}
     assert set(waits) == {"prompts", "publish", "instances"}
     assert (waits["prompts"].owner, waits["prompts"].what, waits["prompts"].deadline) == ("data source", "1 prompts", 3.0)
-    assert (waits["publish"].owner, waits["publish"].what) == ("trainer", "publish of version 0")
+    assert (waits["publish"].owner, waits["publish"].what) == ("trainer", "the publish of version 0")
 
 
 def test_a_fleet_that_stays_empty_is_named() -> None:
