@@ -184,7 +184,10 @@ def test_a_fleet_that_stays_empty_is_named() -> None:
     s.published()
     s.prompts()
     messages = [w.message for w in s.feed(e.Timer(), 700.0)]
-    assert messages == ["instances: none has been up for 700.0 s"]
+    assert messages == [
+        "instances: the pool has owed an instance (none is up) for 700.0 s",
+        "groups: rollout has owed the trainer groups [0, 1] for 700.0 s",
+    ]
 
 
 def test_an_answer_that_cannot_be_is_an_assertion() -> None:
