@@ -137,7 +137,7 @@ class ProcessPool:
         with theirs, contextlib.ExitStack() as opened:
             output: IO[bytes] | int = DEVNULL if log is None else opened.enter_context(log.open("ab"))
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "paceline.runtime.worker", str(theirs.fileno()),
+                sys.executable, "-m", "paceline.runtime.worker", str(theirs.fileno()), ",".join(map(str, spec.cores)),
                 pass_fds=(theirs.fileno(),), stdin=DEVNULL, stdout=output, stderr=output, env=_environment(spec),
                 process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Main program of a worker process: `python -m paceline.runtime.worker FD`. Answers calls first, ticks when none waits.
+"""Main program of a worker process: `python -m paceline.runtime.worker FD CORES`. Answers calls first, ticks when none waits.
 
 The controller decides about life and death: a worker ignores SIGINT, and ends when its connection closes. A worker that is
 deep in native code cannot look at its connection, so on Linux the kernel also kills it when the controller dies.
@@ -20,14 +20,14 @@ from paceline.runtime.frames import RemoteError, pack, receive
 PR_SET_PDEATHSIG = 1
 
 
-def main(descriptor: int) -> None:
-    """Serve one body until the connection closes or the controller says `close`."""
+def main(descriptor: int, cores: str) -> None:
+    """Serve one body until the connection closes or the controller says `close`. `cores`: comma-separated, empty = no pinning."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_the_controller()
+    if cores and hasattr(os, "sched_setaffinity"):  # before any library starts threads
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     connection = socket.socket(fileno=descriptor)
     spec: WorkerSpec = receive(connection)
-    if spec.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, spec.cores)
     try:
         body = make_body(spec)
     except Exception as error:  # noqa: BLE001 - the process boundary: the controller raises it
@@ -73,4 +73,4 @@ def _die_with_the_controller() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])
