@@ -5,15 +5,36 @@ Cross-field rules (combinations without effect or meaning) stand in `config.chec
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _plain(value: Any, where: str = "") -> Any:
+    """A copy in which tuples are lists; refuses what a resolved TOML file could not hold and give back unchanged."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
+    if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"may hold texts, booleans, finite numbers, lists and tables; {where.lstrip('.')} is {value!r}")
+
+
+Table = Annotated[dict[str, Any], AfterValidator(_plain)]
+"""A free-form table."""
+
+# TOML knows arrays only; a list is taken for a tuple, its items stay strict.
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """Base of every section: strict, frozen, no unknown keys."""
+    """Base of every section: strict, frozen, no unknown keys, no NaN or infinity."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -31,16 +52,17 @@ class TaskConfig(Section):
     """Where prompts come from."""
 
     kind: Literal["reasoning_gym", "file"] = "reasoning_gym"
+    """`reasoning_gym` = problems of a generator, `file` = rows of a JSONL or Parquet file."""
     name: str = ""
     """reasoning_gym: the generator, e.g. `chain_sum`."""
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: Table = Field(default_factory=dict)
     """reasoning_gym: parameters of the generator."""
     size: int = Field(default=2000, ge=1)
     """reasoning_gym: rows generated (duplicates are removed afterwards and counted)."""
     seed: int = 1
     """reasoning_gym: seed of the generator."""
     path: str = ""
-    """file: JSONL or Parquet file."""
+    """file: JSONL or Parquet file, relative to the working directory."""
     prompt_column: str = "prompt"
     """file: column with the question (text) or the messages (list of role/content)."""
     gold_column: str | None = None
@@ -55,7 +77,7 @@ class TaskConfig(Section):
     """`chat` = the tokenizer's chat template with a generation prompt; `plain` = the text itself."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """A row that cannot be used: refuse the file, or skip the row and count it."""
-    limit: int | None = None
+    limit: int | None = Field(default=None, ge=1)
     """Use at most this many rows."""
     shuffle: bool = True
     """Shuffle each epoch (a pure function of run seed and epoch)."""
@@ -67,11 +89,12 @@ class RewardConfig(Section):
     kind: Literal["exact", "numeric", "task", "function"] = "numeric"
     """`exact`, `numeric`, `task` = the task's own scorer (reasoning-gym), `function` = yours."""
     weight: float = 1.0
+    """Factor in the sum of rewards; 0 = computed and logged only."""
     name: str | None = None
     """Name in metrics; default: the kind, or the function's name."""
     function: str | None = None
     """function: `module:function` or `path/to/file.py:function` with TRL's signature."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Table = Field(default_factory=dict)
     """Passed on: numeric takes `marker` (text before the answer; required, else no credit) and `which` (`last`, `first`)."""
     outcome: bool = True
     """Whether this function counts in the raw outcome that the group filter judges."""
@@ -83,6 +106,7 @@ class RolloutConfig(Section):
     """The engine and how it samples."""
 
     engine: Literal["torch"] = "torch"
+    """Which rollout engine runs."""
     instances: int = Field(default=1, ge=1)
     """Engine processes."""
     slots: int = Field(default=64, ge=1)
@@ -90,52 +114,71 @@ class RolloutConfig(Section):
     kv_tokens: int = Field(default=0, ge=0)
     """KV capacity per instance in tokens; 0 = enough for all slots at full length."""
     max_prompt_tokens: int = Field(default=512, ge=1)
+    """Longest prompt, tokens."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens per trajectory, at most."""
     over_limit: Literal["refuse", "filter"] = "refuse"
     """Prompts longer than max_prompt_tokens: refuse the task, or leave them out and count them."""
     temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; training needs more than 0."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus filter: the smallest set of tokens with this probability; 1 = no filter."""
     top_k: int = Field(default=0, ge=0)
-    """0 = no filter."""
+    """Keep the k likeliest tokens; 0 = no filter."""
     train_on_filtered: bool = False
     """top_p < 1 or top_k > 0 make behaviour and learner differ; training under a filter must be asked for by name."""
-    stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
+    stop: Texts = ()
+    """Texts that end a trajectory."""
+    stop_ids: Ids = ()
     """End-of-sequence ids beside the model's own."""
 
 
 class ScheduleConfig(Section):
-    """When what is generated and trained; see the guide. Groups per update etc. are counts."""
+    """When what is generated and trained. U, R, D, F, S, W and I are counts of groups, updates or versions."""
 
     preset: Literal["serial", "pipelined", "streaming", "multiversion"] = "serial"
+    """`serial` = generate a round, train it; `pipelined` = train groups of the round as they complete; `streaming` = generate on while
+    weights change, staleness at most S; `multiversion` = up to W versions generate side by side, each group on one."""
     group_size: int = Field(default=8, ge=1)
+    """Samples per prompt."""
     groups_per_update: int = Field(default=8, ge=1)
-    """U."""
-    groups_per_round: int | None = None
-    """R, serial and pipelined; default U."""
-    groups_per_dispatch: int | None = None
-    """D <= U; default U."""
-    updates_per_publish: int | None = None
-    """streaming, multiversion; serial and pipelined derive it from R / U."""
-    frontier: int | Literal["auto"] | None = None
-    """F, pipelined; None = fifo."""
+    """U: groups (prompts, not samples) that one optimizer step consumes."""
+    groups_per_round: int | None = Field(default=None, ge=1)
+    """R, serial and pipelined: groups generated under one version; default U."""
+    groups_per_dispatch: int | None = Field(default=None, ge=1)
+    """D <= U: groups given to the trainer at once; default U."""
+    updates_per_publish: int | None = Field(default=None, ge=1)
+    """streaming, multiversion: default 1; serial and pipelined derive it from R / U."""
+    start_when: Literal["dispatch", "all"] | None = None
+    """When training starts: D trainable groups, or all of a publish period; default `all` for serial, else `dispatch`."""
+    frontier: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
+    """F, pipelined: at most F groups' worth of trajectories in flight; None = fifo."""
     refill: Literal["group", "sample"] = "sample"
-    staleness: int | None = None
-    """S, streaming, in versions."""
+    """pipelined with a frontier: what frees a place for the next group, a complete group or a finished sample."""
+    staleness: int | None = Field(default=None, ge=0)
+    """S, streaming: largest staleness at consumption, versions; default 1."""
     overstale: Literal["pace", "retry", "drop"] = "pace"
+    """streaming: keep within S by pacing (nothing is lost), or retry or drop groups that are too old, counted."""
     at_publish: Literal["keep", "recompute", "drain"] = "keep"
-    buffer_groups: int | None = None
+    """streaming, unfinished work at a publish: keep its KV cache, rebuild it, or finish it first."""
+    buffer_groups: int | None = Field(default=None, ge=1)
+    """streaming: capacity of the buffer of trainable groups, >= U; default all that the bound admits."""
     granularity: Literal["sample", "group"] = "sample"
-    version_window: int | None = None
-    """W, multiversion."""
-    in_flight_groups: int | None = None
+    """streaming: whether single samples or whole groups are submitted when a slot is free."""
+    version_window: int | None = Field(default=None, ge=1)
+    """W, multiversion: versions alive at the same time; default 2."""
+    in_flight_groups: int | None = Field(default=None, ge=1)
+    """I, streaming and multiversion: groups requested and not consumed, at most; default all that the bound admits."""
     no_signal: Literal["keep", "drop", "refill"] = "keep"
     """A group of equal raw outcomes: `keep` counts it with zero advantage, `drop` leaves it out, `refill` takes another prompt."""
     refill_limit: int = Field(default=3, ge=0)
+    """no_signal = refill: replacements per place, at most."""
     attempts: int = Field(default=3, ge=1)
+    """Attempts per trajectory before on_failure decides."""
     on_failure: Literal["drop_sample", "drop_group", "stop"] = "stop"
+    """A trajectory that failed for good: train the survivors (at least two), give the group up, or stop the run."""
     in_order: bool = False
+    """serial, pipelined: consume groups in order of submission."""
 
 
 class AlgorithmConfig(Section):
@@ -146,17 +189,21 @@ class AlgorithmConfig(Section):
     std: Literal["sample", "population"] = "sample"
     """Divisor n - 1 or n."""
     std_eps: float = Field(default=1e-4, ge=0)
+    """Added to the standard deviation."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over the update's tokens; mean over sequences of token means; sum over (sequences x constant_length) (Dr.GRPO)."""
-    constant_length: int | None = None
+    constant_length: int | None = Field(default=None, ge=1)
     """constant: L; default max_tokens."""
     ratio: Literal["token", "sequence"] = "token"
     """Importance ratio per token (GRPO) or geometric mean per sequence (GSPO)."""
     clip_low: float = Field(default=0.2, ge=0)
+    """The ratio is clipped below 1 - clip_low; at most 1."""
     clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = None
     """c > 1: bound of the loss for negative advantages; None = off."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
+    """Estimator of the KL term to the reference model."""
     kl_weight: float = Field(default=0.0, ge=0)
     """beta."""
     reference: str | None = None
@@ -168,6 +215,7 @@ class AlgorithmConfig(Section):
     overlong_buffer: int = Field(default=0, ge=0)
     """DAPO's soft overlong penalty: tokens before max_tokens over which it grows to overlong_penalty; 0 = off."""
     overlong_penalty: float = Field(default=1.0, ge=0)
+    """Largest soft overlong penalty, subtracted from the reward."""
     gap_warn: float = Field(default=0.1, gt=0)
     """Mean absolute log-prob difference engine to trainer on fresh groups: above it the run warns (nats)."""
     gap_stop: float = Field(default=1.0, gt=0)
@@ -178,11 +226,17 @@ class TrainerConfig(Section):
     """Optimizer and micro-batches."""
 
     learning_rate: float = Field(default=1e-5, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    """Peak learning rate of AdamW; 0 is allowed (a check of the numerics)."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
+    """Decay of AdamW's two moments."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, per unit of learning rate."""
     warmup_updates: int = Field(default=5, ge=0)
+    """Updates over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up; linear and cosine end at 0 with the last update."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm; applied after the scaling by the denominator."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
@@ -199,25 +253,32 @@ class PoolConfig(Section):
     rollout_threads: int = Field(default=0, ge=0)
     """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them."""
     trainer_threads: int = Field(default=0, ge=0)
-    rollout_cores: tuple[int, ...] = ()
+    """Threads of the trainer; 0 as above."""
+    rollout_cores: Ids = ()
     """Cores to pin engines to (shared out among the instances); empty = no pinning."""
-    trainer_cores: tuple[int, ...] = ()
+    trainer_cores: Ids = ()
+    """Cores to pin the trainer to; empty = no pinning."""
     reward_workers: int = Field(default=1, ge=1)
+    """Processes that compute rewards."""
     start_timeout_s: float = Field(default=180.0, gt=0)
+    """A worker that is not ready after this many seconds is lost."""
     answer_timeout_s: float = Field(default=600.0, gt=0)
-    """A worker that does not answer for this long is lost."""
+    """A worker that does not answer for this many seconds is lost."""
 
 
 class EvalConfig(Section):
     """Held-out evaluation, in the loop and alone."""
 
     task: TaskConfig | None = None
-    """None = rows of the training task are never used; no evaluation."""
+    """Held-out task, with the keys of `task`; None = no evaluation."""
     problems: int = Field(default=200, ge=1)
+    """Problems scored, at most."""
     samples: int = Field(default=4, ge=0)
     """Sampled answers per problem at `temperature` (pass@k); 0 = greedy only."""
     temperature: float = Field(default=1.0, gt=0)
+    """Temperature of the sampled answers."""
     greedy: bool = True
+    """Also score one greedy answer per problem."""
     every: int = Field(default=0, ge=0)
     """Updates between evaluations in the loop; 0 = only when asked."""
     exclude_training: bool = True
@@ -227,12 +288,16 @@ class EvalConfig(Section):
 class RunConfig(Section):
     """The run itself."""
 
-    dir: str = "runs/run"
+    dir: str = Field(default="runs/run", min_length=1)
+    """Run directory, relative to the working directory."""
     seed: int = 0
+    """Seed of sampling and of the data order."""
     updates: int = Field(default=60, ge=1)
+    """Optimizer steps."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Updates between checkpoints; 0 = only at the end."""
     keep_last: int = Field(default=2, ge=1)
+    """Checkpoints kept."""
     permute_rewards: bool = False
     """Control experiment: rewards are permuted within each group, so that nothing can be learned."""
 
@@ -241,12 +306,22 @@ class Config(Section):
     """A whole run."""
 
     run: RunConfig = RunConfig()
+    """The run itself."""
     model: ModelConfig = ModelConfig()
+    """The policy."""
     task: TaskConfig = TaskConfig()
-    reward: tuple[RewardConfig, ...] = (RewardConfig(),)
+    """The training task."""
+    reward: Annotated[tuple[RewardConfig, ...], Field(strict=False)] = (RewardConfig(),)
+    """Reward functions, `[[reward]]`."""
     rollout: RolloutConfig = RolloutConfig()
+    """Engine and sampling."""
     schedule: ScheduleConfig = ScheduleConfig()
+    """When what happens."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    """The loss."""
     trainer: TrainerConfig = TrainerConfig()
+    """The optimizer."""
     pool: PoolConfig = PoolConfig()
+    """Worker processes."""
     eval: EvalConfig = EvalConfig()
+    """Held-out evaluation."""

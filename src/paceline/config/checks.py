@@ -1,0 +1,128 @@
+"""Combinations without effect or without meaning: rules across sections, and the check of all. The guide's table is made from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.config import section_rules as own
+from paceline.config.faults import Fault, show
+from paceline.config.keys import value_at
+from paceline.config.rules import Rule
+from paceline.config.schema import Config, RewardConfig, Section, TaskConfig
+
+
+def reward_name(reward: RewardConfig) -> str:
+    """The name of a reward in metrics: its own, the function's, or its kind."""
+    return reward.name or (reward.function or reward.kind).rpartition(":")[2]
+
+
+def _tasks(c: Config) -> list[TaskConfig]:
+    return [c.task, *([c.eval.task] if c.eval.task else [])]
+
+
+WHOLE: list[Rule[Config]] = [
+    Rule("some_reward", ("reward",), "at least one reward function is needed", lambda c: not c.reward),
+    Rule(
+        "reward_names_differ",
+        ("reward",),
+        "each reward function needs a name of its own in the metrics; set reward.N.name",
+        lambda c: len({reward_name(r) for r in c.reward}) < len(c.reward),
+    ),
+    Rule(
+        "some_outcome",
+        ("reward",),
+        "at least one reward must count in the raw outcome, else the group filter judges nothing",
+        lambda c: bool(c.reward) and not any(r.outcome for r in c.reward),
+    ),
+    Rule(
+        "task_scores_itself",
+        ("task.kind", "eval.task.kind"),
+        "the reward kind task is the generator's own scorer: every task must be of kind reasoning_gym",
+        lambda c: any(r.kind == "task" for r in c.reward) and any(t.kind == "file" for t in _tasks(c)),
+    ),
+    Rule(
+        "gold_to_compare_with",
+        ("task.gold_column", "eval.task.gold_column"),
+        "the rewards exact and numeric compare with a gold answer; name its column",
+        lambda c: any(r.kind in ("exact", "numeric") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c)),
+    ),
+    Rule(
+        "held_out_is_another_task",
+        ("eval.exclude_training", "eval.task.seed", "eval.task.path"),
+        "eval.task equals task, so that leaving out the training problems leaves none",
+        lambda c: c.eval.task == c.task and c.eval.exclude_training,
+    ),
+    Rule(
+        "batch_std_sees_the_update",
+        ("algorithm.advantage", "schedule.groups_per_dispatch", "schedule.groups_per_update"),
+        "batch_std divides by the deviation of the whole update, which only a dispatch of the whole update knows: D = U",
+        lambda c: c.algorithm.advantage == "batch_std" and c.schedule.groups_per_dispatch not in (None, c.schedule.groups_per_update),
+    ),
+    Rule(
+        "overlong_buffer_below_max_tokens",
+        ("algorithm.overlong_buffer", "rollout.max_tokens"),
+        "the penalty grows over the last tokens before max_tokens; a buffer of all of them punishes every answer",
+        lambda c: c.algorithm.overlong_buffer >= c.rollout.max_tokens,
+    ),
+    Rule(
+        "warmup_within_run",
+        ("trainer.warmup_updates", "run.updates"),
+        "the run ends before the learning rate reaches its peak",
+        lambda c: c.trainer.warmup_updates >= c.run.updates,
+        "warn",
+    ),
+    Rule(
+        "micro_batch_holds_a_sequence",
+        ("trainer.micro_batch_tokens", "rollout.max_prompt_tokens", "rollout.max_tokens"),
+        "a sequence can be longer than the budget; it then makes a micro-batch of its own",
+        lambda c: c.trainer.micro_batch_tokens < c.rollout.max_prompt_tokens + c.rollout.max_tokens,
+        "warn",
+    ),
+]
+"""Rules across sections."""
+
+RULES: dict[str, list[Rule[Any]]] = {
+    "schedule": own.SCHEDULE,
+    "task": own.TASK,
+    "eval.task": own.TASK,
+    "reward.N": own.REWARD,
+    "rollout": own.ROLLOUT,
+    "algorithm": own.ALGORITHM,
+    "eval": own.EVAL,
+    "": WHOLE,
+}
+"""All rules by the section they judge."""
+
+
+def check(config: Config) -> list[Fault]:
+    """Every refused combination of a configuration that is valid key by key."""
+    return list(_broken(config, "refuse"))
+
+
+def warnings(config: Config) -> list[Fault]:
+    """Combinations that are allowed and probably not meant."""
+    return list(_broken(config, "warn"))
+
+
+def _broken(config: Config, level: str) -> Iterator[Fault]:
+    for where, rules in RULES.items():
+        for prefix, section in _sections(config, where):
+            for rule in rules:
+                if rule.level == level and rule.broken(section):
+                    items = tuple((prefix + key, show(_value(section, key))) for key in rule.keys)
+                    yield Fault(items, rule.why, name=rule.name)
+
+
+def _sections(config: Config, where: str) -> Iterator[tuple[str, Section]]:
+    if where == "reward.N":
+        yield from ((f"reward.{index}.", reward) for index, reward in enumerate(config.reward))
+    elif not where:
+        yield "", config
+    elif (section := value_at(config, where)) is not None:
+        yield f"{where}.", section
+
+
+def _value(section: Section, key: str) -> Any:
+    value = value_at(section, key)
+    return [reward_name(reward) for reward in value] if key == "reward" else value

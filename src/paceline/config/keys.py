@@ -1,0 +1,78 @@
+"""The known keys: every dotted name of the tree, and what stands there. Positions in `reward` are written `N`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from paceline.config.schema import Config, Section
+
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section inside an annotation (itself, optional, or the items of a tuple), else None."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (section_of(part) for part in get_args(annotation))
+    return next((section for section in found if section is not None), None)
+
+
+def walk(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key below a section, sections included, in the order of the models."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from walk(inner, f"{prefix}{name}.N." if get_origin(field.annotation) is tuple else f"{prefix}{name}.")
+
+
+@cache
+def known() -> dict[str, FieldInfo]:
+    """All keys by name."""
+    return dict(walk())
+
+
+def field_at(key: str) -> FieldInfo | None:
+    """The field that a dotted key names, None for an unknown one; `reward.1.kind` finds `reward.N.kind`."""
+    return known().get(_INDEX.sub("N", key))
+
+
+def is_text(key: str) -> bool:
+    """Whether the key holds a plain text (or nothing): its value needs no quotes on the command line."""
+    field = field_at(key)
+    return field is not None and field.annotation in (str, str | None)
+
+
+def is_leaf(key: str) -> bool:
+    """Whether the key holds a value rather than a section."""
+    field = field_at(key)
+    return field is not None and section_of(field.annotation) is None
+
+
+def nearest(key: str, most: int = 3) -> list[str]:
+    """Known keys that an unknown one may mean: alike in its own section first, then of like name anywhere, then alike in full."""
+    head, _, tail = _INDEX.sub("N", key).rpartition(".")
+    keys = list(known())
+    beside = [k for k in keys if k.rpartition(".")[0] == head]
+    by_name = difflib.get_close_matches(tail, [k.rpartition(".")[2] for k in beside], most, 0.6)
+    found = [k for name in by_name for k in beside if k.rpartition(".")[2] == name]
+    found += [k for k in keys if k.rpartition(".")[2] == tail]
+    found += difflib.get_close_matches(_INDEX.sub("N", key), keys, most, 0.75)
+    return list(dict.fromkeys(k.replace(".N", ".0") for k in found))[:most]
+
+
+def value_at(config: BaseModel | tuple[Any, ...] | dict[str, Any], key: str) -> Any:
+    """The value at a dotted key of a valid configuration; None where an optional section is absent."""
+    here: Any = config
+    for part in key.split("."):
+        if here is None:
+            return None
+        here = here[int(part)] if isinstance(here, tuple) else here[part] if isinstance(here, dict) else getattr(here, part)
+    return here

@@ -1,0 +1,212 @@
+"""Rules that one section can judge alone. Rules across sections, and `check`, stand in `config.checks`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from paceline.config.rules import Rule, only
+from paceline.config.schema import AlgorithmConfig, EvalConfig, RewardConfig, RolloutConfig, ScheduleConfig, TaskConfig
+
+ARGUMENTS = {"exact": (), "numeric": ("marker", "which"), "task": ()}
+"""Arguments that each kind of reward takes; a function takes any."""
+
+
+def _preset(*presets: str) -> Callable[[ScheduleConfig], bool]:
+    return lambda s: s.preset in presets
+
+
+def _dispatch(s: ScheduleConfig) -> int:
+    return s.groups_per_dispatch or s.groups_per_update
+
+
+def _round(s: ScheduleConfig) -> int:
+    return s.groups_per_round or s.groups_per_update
+
+
+def _admitted(s: ScheduleConfig) -> int:
+    """Groups that the bound lets in: (b + 1) x U x updates_per_publish; the fallbacks are the defaults of `config.plan`."""
+    versions = 1 + (1 if s.staleness is None else s.staleness) if s.preset == "streaming" else s.version_window or 2
+    return versions * s.groups_per_update * (s.updates_per_publish or 1)
+
+
+_ROUNDS = ("serial", "pipelined")
+_FLOWING = ("streaming", "multiversion")
+
+SCHEDULE: list[Rule[ScheduleConfig]] = [
+    *only("groups_per_round", _preset(*_ROUNDS), "rounds exist in the presets serial and pipelined"),
+    *only("updates_per_publish", _preset(*_FLOWING), "serial and pipelined publish after every round, R / U updates"),
+    *only("frontier", _preset("pipelined"), "a frontier belongs to the preset pipelined"),
+    *only("refill", lambda s: s.frontier is not None, "without a frontier nothing waits to be refilled"),
+    *only("staleness overstale at_publish buffer_groups granularity", _preset("streaming"), "it belongs to the preset streaming"),
+    *only("version_window", _preset("multiversion"), "a window of versions belongs to the preset multiversion"),
+    *only("in_flight_groups", _preset(*_FLOWING), "serial and pipelined generate exactly one round at a time"),
+    *only("refill_limit", lambda s: s.no_signal == "refill", "only no_signal = refill replaces prompts"),
+    *only("in_order", _preset(*_ROUNDS), "streaming and multiversion consume by version; order of submission would stall them"),
+    Rule(
+        "serial_starts_late",
+        ("preset", "start_when"),
+        "serial trains when the whole round is trainable; training from the first dispatch on is the preset pipelined",
+        lambda s: s.preset == "serial" and s.start_when == "dispatch",
+    ),
+    Rule(
+        "whole_updates_per_round",
+        ("groups_per_round", "groups_per_update"),
+        "R must be a multiple of U, else the last update of every round is short",
+        lambda s: s.preset in _ROUNDS and _round(s) % s.groups_per_update != 0,
+    ),
+    Rule(
+        "whole_dispatches_per_update",
+        ("groups_per_dispatch", "groups_per_update"),
+        "D must be at most U and divide it, since an update consumes whole dispatches",
+        lambda s: s.groups_per_update % _dispatch(s) != 0,
+    ),
+    Rule(
+        "frontier_within_round",
+        ("frontier", "groups_per_round"),
+        "F above R limits nothing; leave the frontier out for fifo",
+        lambda s: isinstance(s.frontier, int) and s.preset == "pipelined" and s.frontier > _round(s),
+    ),
+    Rule(
+        "buffer_holds_an_update",
+        ("buffer_groups", "groups_per_update"),
+        "the buffer must hold at least the U groups of one update, else training never starts",
+        lambda s: s.preset == "streaming" and s.buffer_groups is not None and s.buffer_groups < s.groups_per_update,
+    ),
+    Rule(
+        "in_flight_in_range",
+        ("in_flight_groups", "groups_per_update", "updates_per_publish", "version_window", "staleness"),
+        "I must lie between U and what the bound admits, (bound + 1) x U x updates_per_publish (bound: W - 1 or S)",
+        lambda s: s.preset in _FLOWING and s.in_flight_groups is not None and not s.groups_per_update <= s.in_flight_groups <= _admitted(s),
+    ),
+    Rule(
+        "group_of_one",
+        ("group_size",),
+        "an advantage is a sample against its group's mean: in a group of one it is always 0 and nothing is learned",
+        lambda s: s.group_size == 1,
+    ),
+    Rule(
+        "survivors_make_a_group",
+        ("on_failure", "group_size"),
+        "drop_sample trains at least two survivors, which a group of two never has after a failure; use drop_group",
+        lambda s: s.on_failure == "drop_sample" and s.group_size == 2,
+    ),
+]
+"""Rules about [schedule] alone."""
+
+TASK: list[Rule[TaskConfig]] = [
+    Rule("generator_named", ("kind", "name"), "kind reasoning_gym needs the generator's name", lambda t: t.kind != "file" and not t.name),
+    Rule("file_named", ("kind", "path"), "kind file needs a path", lambda t: t.kind == "file" and not t.path),
+    *only("name parameters size seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
+    *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
+    *only("system", lambda t: t.template == "chat", "the template plain has no system message"),
+    Rule(
+        "gold_pattern_needs_column",
+        ("gold_pattern", "gold_column"),
+        "the pattern is applied to the gold column; name it",
+        lambda t: t.kind == "file" and t.gold_pattern is not None and t.gold_column is None,
+    ),
+    Rule(
+        "gold_pattern_has_a_group",
+        ("gold_pattern",),
+        "must be a regular expression with at least one group, which is the gold",
+        lambda t: t.gold_pattern is not None and _groups(t.gold_pattern) < 1,
+    ),
+]
+"""Rules about [task], and [eval.task] alike."""
+
+REWARD: list[Rule[RewardConfig]] = [
+    Rule(
+        "function_named",
+        ("kind", "function"),
+        "kind function needs `module:function` or `path/to/file.py:function`",
+        lambda r: r.kind == "function" and not re.fullmatch(r"[^:]+:[A-Za-z_][\w.]*", r.function or ""),
+    ),
+    *only("function", lambda r: r.kind == "function", "it belongs to the kind function"),
+    Rule(
+        "arguments_known",
+        ("kind", "arguments"),
+        "numeric takes `marker` and `which`, exact and task take no arguments",
+        lambda r: r.kind != "function" and not set(r.arguments) <= set(ARGUMENTS[r.kind]),
+    ),
+    Rule(
+        "marker_is_text",
+        ("arguments",),
+        "`marker` must be a text that is not empty",
+        lambda r: r.kind == "numeric" and not (isinstance(r.arguments.get("marker", "x"), str) and r.arguments.get("marker", "x")),
+    ),
+    Rule(
+        "which_is_known",
+        ("arguments",),
+        "`which` must be `last` or `first`",
+        lambda r: r.kind == "numeric" and r.arguments.get("which", "last") not in ("last", "first"),
+    ),
+]
+"""Rules about every [[reward]]."""
+
+ROLLOUT: list[Rule[RolloutConfig]] = [
+    Rule(
+        "sampling_needs_temperature",
+        ("temperature",),
+        "training samples at a temperature above 0: greedy answers of one prompt are all alike and carry no signal",
+        lambda r: r.temperature == 0,
+    ),
+    Rule(
+        "filter_asked_for",
+        ("top_p", "top_k", "train_on_filtered"),
+        "a filter makes the sampled distribution another one than the learner's; say train_on_filtered = true if you mean it",
+        lambda r: (r.top_p < 1 or r.top_k > 0) and not r.train_on_filtered,
+    ),
+    *only("train_on_filtered", lambda r: r.top_p < 1 or r.top_k > 0, "neither top_p nor top_k filters anything"),
+    Rule(
+        "kv_holds_a_trajectory",
+        ("kv_tokens", "max_prompt_tokens", "max_tokens"),
+        "the KV cache must hold at least one prompt and answer of full length",
+        lambda r: 0 < r.kv_tokens < r.max_prompt_tokens + r.max_tokens,
+    ),
+]
+"""Rules about [rollout] alone."""
+
+ALGORITHM: list[Rule[AlgorithmConfig]] = [
+    *only("std std_eps", lambda a: a.advantage != "group_mean", "the advantage group_mean divides by nothing"),
+    *only("constant_length", lambda a: a.aggregation == "constant", "only aggregation = constant divides by it"),
+    Rule("dual_clip_above_one", ("dual_clip",), "c must be above 1, else it would clip ratios near 1", lambda a: (a.dual_clip or 2) <= 1),
+    Rule("clip_low_at_most_one", ("clip_low",), "a ratio is never below 0, so above 1 nothing is clipped", lambda a: a.clip_low > 1),
+    Rule(
+        "kl_weight_needs_kl",
+        ("kl", "kl_weight"),
+        "a weight needs an estimator: kl = k1, k2 or k3",
+        lambda a: a.kl == "none" and a.kl_weight > 0,
+    ),
+    Rule("kl_needs_weight", ("kl", "kl_weight"), "with weight 0 the term does nothing", lambda a: a.kl != "none" and a.kl_weight == 0),
+    *only("reference mask_kl_without_signal", lambda a: a.kl != "none", "there is no KL term"),
+    *only("overlong_penalty", lambda a: a.overlong_buffer > 0, "overlong_buffer = 0 switches the penalty off"),
+    Rule(
+        "overlong_buffer_needs_penalty",
+        ("overlong_buffer", "overlong_penalty"),
+        "with penalty 0 the buffer does nothing",
+        lambda a: a.overlong_buffer > 0 and a.overlong_penalty == 0,
+    ),
+    Rule("gap_warns_first", ("gap_warn", "gap_stop"), "must warn at or before it stops", lambda a: a.gap_warn > a.gap_stop),
+]
+"""Rules about [algorithm] alone."""
+
+EVAL: list[Rule[EvalConfig]] = [
+    *only("problems samples temperature greedy every exclude_training", lambda e: e.task is not None, "there is no eval.task"),
+    Rule(
+        "eval_scores_something",
+        ("greedy", "samples"),
+        "without greedy and with 0 samples nothing is scored",
+        lambda e: e.task is not None and not e.greedy and e.samples == 0,
+    ),
+    *only("temperature", lambda e: e.samples > 0, "no answer is sampled", "temperature_without_samples"),
+]
+"""Rules about [eval] alone."""
+
+
+def _groups(pattern: str) -> int:
+    """Groups of a regular expression, -1 if it is none."""
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return -1
