@@ -1,0 +1,85 @@
+"""From a name to a model: find the directory, choose the implementation, load the weights, collect the ids that end a text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from paceline.config.schema import ModelConfig
+from paceline.models.packed import LoadedModel, PackedModel
+from paceline.models.slim import SlimDecoder, SlimSpec
+from paceline.types.errors import ModelError
+
+PACKAGED: dict[str, Callable[[], Path]] = {}
+"""Models that a Python package carries: name -> directory, made on first use."""
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
+"""Tokens with which chat templates close the assistant's turn."""
+
+
+def resolve(name: str) -> Path:
+    """The Hugging Face directory of a model: a local directory or a packaged model; ModelError names the ways otherwise."""
+    if name in PACKAGED:
+        return PACKAGED[name]()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"model.path = {name!r}: the directory has no config.json")
+        return path
+    raise ModelError(f"model.path = {name!r}: not found")
+
+
+def load(config: ModelConfig, *, parameters: torch.dtype | None = None, device: str = "cpu", train: bool = False) -> LoadedModel:
+    """Load the model that `config` names.
+
+    Activations have `config.dtype`. Weights are stored in `parameters`; by default that is the compute dtype, and for
+    training (`train`: gradients required) float32, or float64 for float64.
+    """
+    directory = resolve(config.path)
+    compute: torch.dtype = getattr(torch, config.dtype)
+    master = torch.float64 if compute == torch.float64 else torch.float32
+    stored = parameters or (master if train else compute)
+    described = AutoConfig.from_pretrained(directory)
+    model = _build(config, described, directory, compute, stored, device)
+    for _, tensor in model.named_parameters():
+        tensor.requires_grad_(train)
+    tokenizer = load_tokenizer(directory)
+    ends = tuple(sorted(set(_end_ids(directory, tokenizer))))
+    if not ends:
+        raise ModelError(f"{directory}: neither config.json, generation_config.json nor the tokenizer names an end-of-sequence token")
+    pad = tokenizer.pad_token_id
+    return LoadedModel(model=model, directory=directory, eos_ids=ends, pad_id=ends[0] if pad is None else pad)
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face directory; ModelError when there is none."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{directory}: no usable tokenizer ({error})") from error
+    return tokenizer
+
+
+def _build(config: ModelConfig, described: Any, directory: Path, compute: torch.dtype, stored: torch.dtype, device: str) -> PackedModel:
+    SlimSpec.of(described)
+    slim = SlimDecoder(described, compute=compute, parameters=stored, device=device)
+    slim.load_tensors(directory)
+    return slim
+
+
+def _end_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[int]:
+    """Every id that ends a text, from all places that name one."""
+    for name in ("config.json", "generation_config.json"):
+        if (directory / name).is_file():
+            ids = json.loads((directory / name).read_text()).get("eos_token_id")
+            yield from ids if isinstance(ids, list) else () if ids is None else (ids,)
+    if tokenizer.eos_token_id is not None:
+        yield tokenizer.eos_token_id
+    template = tokenizer.chat_template or ""
+    vocabulary = tokenizer.get_vocab()
+    yield from (vocabulary[token] for token in _TURN_ENDS if token in str(template) and token in vocabulary)

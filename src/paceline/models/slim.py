@@ -1,0 +1,248 @@
+"""The slim decoder: Llama, Qwen2 and Qwen3 over packed rows, with fused projections and the attention supplied by the caller.
+
+Parameters carry their Hugging Face names and are leaves, so optimizers, checkpoints and published files need no mapping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from paceline.models.kernels import Fused, bare_linear, head, linear, norm
+from paceline.models.packed import Attend, Shape
+from paceline.models.store import copy_into
+from paceline.types.errors import ModelError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary scaling whose frequencies do not depend on the length of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlimSpec:
+    """What the slim decoder needs of a Hugging Face config; `of` refuses what it cannot compute exactly."""
+
+    shape: Shape
+    intermediate: int
+    eps: float
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied: bool
+    padding_id: int | None
+    """Row of the embedding that transformers gives no gradient through the look-up."""
+    rope_scale: float
+    """Factor on cos and sin (yarn); 1 otherwise."""
+
+    @staticmethod
+    def of(config: Any) -> tuple[SlimSpec, torch.Tensor]:
+        """The spec and the inverse frequencies [head_dim / 2] float32; ModelError names what does not fit."""
+        kind = config.model_type
+        if kind not in FAMILIES:
+            raise ModelError(f"model_type {kind!r}: the slim decoder computes {', '.join(FAMILIES)}")
+        rope: dict[str, Any] = config.rope_parameters
+        for what, found, fits in (
+            ("rope_type", rope["rope_type"], rope["rope_type"] in _STATIC_ROPE),
+            ("partial_rotary_factor", rope.get("partial_rotary_factor"), rope.get("partial_rotary_factor") in (None, 1.0)),
+            ("hidden_act", config.hidden_act, config.hidden_act == "silu"),
+            ("layer_types", getattr(config, "layer_types", None), _full_attention(config)),
+            ("attention_dropout", config.attention_dropout, not config.attention_dropout),
+        ):
+            if not fits:
+                raise ModelError(f"{what} = {found!r} does not fit the slim decoder; model.implementation = 'transformers' may")
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        frequencies, rope_scale = _frequencies(config, head_dim)
+        bias = bool(getattr(config, "attention_bias", False))
+        spec = SlimSpec(
+            shape=Shape(
+                layers=config.num_hidden_layers,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=head_dim,
+                width=config.hidden_size,
+                vocabulary=config.vocab_size,
+                max_positions=config.max_position_embeddings,
+                scale=head_dim**-0.5,
+                parameters=0,
+            ),
+            intermediate=config.intermediate_size,
+            eps=config.rms_norm_eps,
+            qkv_bias=kind == "qwen2" or bias,
+            out_bias=kind != "qwen2" and bias,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            qk_norm=kind == "qwen3",
+            tied=bool(config.tie_word_embeddings),
+            padding_id=config.pad_token_id,
+            rope_scale=rope_scale,
+        )
+        return spec, frequencies
+
+
+def _full_attention(config: Any) -> bool:
+    return all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
+
+
+def _frequencies(config: Any, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies of the rotary embedding, [head_dim / 2] float32, and the factor on cos and sin."""
+    if config.rope_parameters["rope_type"] != "default":
+        frequencies, scale = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config)
+        return frequencies, float(scale)
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / (config.rope_parameters["rope_theta"] ** steps), 1.0
+
+
+class Norm(nn.Module):
+    """RMSNorm with a weight."""
+
+    def __init__(self, width: int, eps: float, like: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, dtype=like.dtype, device=like.device))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., width] -> the same shape."""
+        return norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections, optional q/k norm and rotation around the caller's attend."""
+
+    def __init__(self, spec: SlimSpec, layer: int, like: torch.Tensor) -> None:
+        super().__init__()
+        shape = spec.shape
+        self.layer, self.shape = layer, shape
+        inner, outer = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = bare_linear(shape.width, inner, spec.qkv_bias, like)
+        self.k_proj = bare_linear(shape.width, outer, spec.qkv_bias, like)
+        self.v_proj = bare_linear(shape.width, outer, spec.qkv_bias, like)
+        self.o_proj = bare_linear(inner, shape.width, spec.out_bias, like)
+        self.q_norm = Norm(shape.head_dim, spec.eps, like) if spec.qk_norm else None
+        self.k_norm = Norm(shape.head_dim, spec.eps, like) if spec.qk_norm else None
+        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """x [T, width], cos and sin [T, 1, head_dim] -> [T, width]."""
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        rows = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = rows.split([heads, kv_heads, kv_heads], dim=1)
+            q, k = _rotate(self.q_norm(q), cos, sin), _rotate(self.k_norm(k), cos, sin)
+        else:
+            turned, v = rows.split([heads + kv_heads, kv_heads], dim=1)
+            q, k = _rotate(turned, cos, sin).split([heads, kv_heads], dim=1)
+        return linear(attend(self.layer, q, k, v).reshape(x.shape[0], -1), self.o_proj.weight, self.o_proj.bias)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [T, n, d]; the pairs are (i, i + d/2); cos and sin are wider than x where x is bfloat16."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    return (torch.cat((first, second), -1) * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+class Feedforward(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, spec: SlimSpec, like: torch.Tensor) -> None:
+        super().__init__()
+        width, inner = spec.shape.width, spec.intermediate
+        self.gate_proj = bare_linear(width, inner, spec.mlp_bias, like)
+        self.up_proj = bare_linear(width, inner, spec.mlp_bias, like)
+        self.down_proj = bare_linear(inner, width, spec.mlp_bias, like)
+        self.gate_up = Fused(self.gate_proj, self.up_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, width] -> [T, width]."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return linear(F.silu(gate) * up, self.down_proj.weight, self.down_proj.bias)
+
+
+class Block(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, spec: SlimSpec, layer: int, like: torch.Tensor) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(spec.shape.width, spec.eps, like)
+        self.self_attn = Attention(spec, layer, like)
+        self.post_attention_layernorm = Norm(spec.shape.width, spec.eps, like)
+        self.mlp = Feedforward(spec, like)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """x [T, width] -> [T, width]."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return result
+
+
+class Body(nn.Module):
+    """Everything below the head, named as in Hugging Face checkpoints."""
+
+    def __init__(self, spec: SlimSpec, like: torch.Tensor) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(1, 1, device="meta")
+        self.embed_tokens.weight = nn.Parameter(torch.empty(spec.shape.vocabulary, spec.shape.width, dtype=like.dtype, device=like.device))
+        self.layers = nn.ModuleList(Block(spec, layer, like) for layer in range(spec.shape.layers))
+        self.norm = Norm(spec.shape.width, spec.eps, like)
+
+
+class SlimDecoder(nn.Module):
+    """`PackedModel` of the Llama / Qwen family. Weights are uninitialised until `load_tensors`.
+
+    `parameters` is the dtype weights are stored in, `compute` the dtype of activations and products.
+    """
+
+    def __init__(self, config: Any, *, compute: torch.dtype, parameters: torch.dtype | None = None, device: str = "cpu") -> None:
+        """config: a transformers config object; ModelError where its architecture does not fit."""
+        super().__init__()
+        spec, frequencies = SlimSpec.of(config)
+        like = torch.empty(0, dtype=parameters or compute, device=device)
+        self.spec, self.compute = spec, compute
+        self.model = Body(spec, like)
+        self.lm_head = None if spec.tied else bare_linear(spec.shape.width, spec.shape.vocabulary, False, like)
+        self.register_buffer("frequencies", frequencies.to(device), persistent=False)
+        self.shape = _counted(spec.shape, self)
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
+        cos, sin = self._angles(positions)
+        x = F.embedding(ids, self.model.embed_tokens.weight, self.spec.padding_id).to(self.compute)
+        for block in self.model.layers:
+            x = block(x, cos, sin, attend)
+        result: torch.Tensor = self.model.norm(x)
+        return result
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
+        return head(hidden, self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+
+    def load_tensors(self, path: Path) -> str:
+        """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""
+        return copy_into(dict(self.named_parameters()), path)
+
+    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [T, 1, head_dim]; angles in float32 as in transformers, so that every dtype turns by the same angle."""
+        half = positions[:, None].float() * self.frequencies
+        angles = torch.cat((half, half), dim=-1)[:, None]
+        wide = torch.float64 if self.compute == torch.float64 else torch.float32
+        return (angles.cos() * self.spec.rope_scale).to(wide), (angles.sin() * self.spec.rope_scale).to(wide)
+
+
+def _counted(shape: Shape, model: nn.Module) -> Shape:
+    """The shape with the number of weights of `model`."""
+    return Shape(
+        shape.layers,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.width,
+        shape.vocabulary,
+        shape.max_positions,
+        shape.scale,
+        sum(parameter.numel() for parameter in model.parameters()),
+    )

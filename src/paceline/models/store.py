@@ -1,0 +1,114 @@
+"""Weights on disk and their fingerprints: safetensors files under Hugging Face names, written aside and renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from paceline.types.errors import ModelError
+
+Named = Iterable[tuple[str, torch.Tensor]]
+_INDEX = "model.safetensors.index.json"
+_DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
+"""Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
+
+
+def fingerprint(named: Named) -> str:
+    """sha256 over (name, dtype, shape, bytes) of every tensor, in the order of names; 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named):
+        data = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
+        digest.update(data.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def write_tensors(named: Named, path: Path, dtype: torch.dtype) -> str:
+    """Write the tensors in `dtype` as one safetensors file: complete or absent, on disk when this returns. Returns their fingerprint."""
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, aside, metadata={"format": "pt"})
+        sync(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(path.parent)
+    return fingerprint(tensors.items())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or the entries of a directory are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The safetensors files of a file or Hugging Face directory, shards included; ModelError when there are none."""
+    if path.is_file():
+        return [path]
+    if (path / _INDEX).is_file():
+        return sorted({path / name for name in json.loads((path / _INDEX).read_text())["weight_map"].values()})
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    raise ModelError(f"{path}: no such safetensors file, and no directory with model.safetensors or {_INDEX}")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """An open safetensors file; ModelError instead of the library's errors."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: damaged or unreadable safetensors file ({error})") from error
+
+
+def read(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a safetensors file or Hugging Face directory, one by one; ModelError when a file is missing or damaged."""
+    for file in files_of(path):
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                yield name, opened.get_tensor(name)
+
+
+def copy_into(own: Mapping[str, torch.Tensor], path: Path) -> str:
+    """Copy a file's or directory's tensors into `own` in place; names and shapes must agree. Returns the fingerprint of `own`.
+
+    Everything is checked before the first tensor changes: ModelError names what is missing, unknown, misshapen or damaged.
+    """
+    files = files_of(path)
+    _check_fits(own, {name: shape for file in files for name, shape in _shapes(file)}, path)
+    with torch.no_grad():
+        for name, tensor in read(path):
+            if name in own:
+                own[name].copy_(tensor)
+    return fingerprint(own.items())
+
+
+def _shapes(file: Path) -> list[tuple[str, tuple[int, ...]]]:
+    with _opened(file) as opened:
+        return [(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()]  # noqa: SIM118 - not a mapping
+
+
+def _check_fits(own: Mapping[str, torch.Tensor], found: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    for name, shape in found.items():
+        if name in own and shape != tuple(own[name].shape):
+            raise ModelError(f"{path}: tensor {name!r} has shape {shape}, the model's has {tuple(own[name].shape)}")
+        if name not in own and not name.endswith(_DERIVED):
+            raise ModelError(f"{path}: tensor {name!r} is not one of the model's")
+    missing = own.keys() - found.keys()
+    if missing:
+        raise ModelError(f"{path}: {len(missing)} of the model's tensors are missing, e.g. {min(missing)!r}")
