@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.codec import decode, encode
+from paceline.core.codec import dumps, loads
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.schedule import Resume, Schedule
@@ -76,7 +76,7 @@ class Ledger:
 
     def append(self, direction: Direction, now: float, value: Event | Command) -> None:
         """Add a row to the open transaction."""
-        self._rows.append((self._lineage, now, direction, type(value).__name__, encode(value)))
+        self._rows.append((self._lineage, now, direction, type(value).__name__, dumps(value)))
 
     def commit(self) -> None:
         """Make every row appended so far durable."""
@@ -110,7 +110,7 @@ class LedgerReader:
         """The rows of one lineage in order."""
         query = "SELECT sequence, lineage, now, direction, json FROM records WHERE lineage = ? ORDER BY sequence"
         for sequence, owner, now, direction, text in self._database.execute(query, (lineage,)):
-            yield Record(sequence, owner, now, direction, decode(text))
+            yield Record(sequence, owner, now, direction, loads(text))
 
     def close(self) -> None:
         """Release the file."""

@@ -32,3 +32,19 @@ class ProbeReport:
     logprobs: tuple[float, ...]
     """Log-prob of each fixed probe token given those before it, temperature 1, float32, [n - 1]."""
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run is doing, for whoever watches it; sent when the phase changes, an update is done, or there is something to say."""
+
+    update: int
+    """Updates done."""
+    total: int
+    """Updates of the whole run."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The row of the update that was just done, or `eval/...` values of an evaluation; empty otherwise."""
+    phase: str = ""
+    """What happens now, in a word: rollout, train, publish, evaluate, checkpoint, stop."""
+    message: str = ""
+    """A warning or notice, one line."""

@@ -1,0 +1,89 @@
+"""The reward workers of a run: performs Materialize, under a deadline that ends in the worker's replacement.
+
+A verifier can hang in code that no signal reaches, so the deadline kills its process; a group's failure names the group, its row
+and the reward functions, and the machine applies the failure policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from paceline.core.commands import Materialize
+from paceline.core.events import CommandFailed, Event, GroupMaterialized
+from paceline.runtime.board import Board
+from paceline.runtime.calls import Seat
+from paceline.runtime.stopwatch import Stopwatch
+from paceline.types.errors import PacelineError, RewardError, WorkerLost
+from paceline.types.records import Prompt, ScoredGroup, Trajectory
+
+
+class RewardFleet:
+    """Reward workers that take groups as they become free."""
+
+    def __init__(
+        self, seats: Sequence[Seat], names: Sequence[str], deadline_s: float, board: Board, watch: Stopwatch, post: Callable[[Event], None]
+    ) -> None:
+        self._seats = list(seats)
+        self._names = ", ".join(names)
+        self._deadline_s = deadline_s
+        self._board = board
+        self._watch = watch
+        self._post = post
+        self._free: asyncio.Queue[Seat] = asyncio.Queue()
+        self._restart: Callable[[Seat, str], None] = lambda seat, reason: None
+        self.on_error: Callable[[], None] = lambda: None
+
+    async def start(self, restart: Callable[[Seat, str], None]) -> None:
+        """Start every worker together. `restart(seat, reason)` is called when one is lost later."""
+        self._restart = restart
+        await asyncio.gather(*(self._fill(seat) for seat in self._seats))
+
+    async def replace(self, seat: Seat, reason: str) -> None:
+        """Start a lost worker again. Raises WorkerLost when it keeps dying."""
+        seat.count_loss(reason)
+        await self._fill(seat)
+
+    async def check(self, prompts: Sequence[Prompt], timeout_s: float) -> None:
+        """Refuse rows that the rewards cannot judge, before anything is generated. Raises RewardError listing them."""
+        seat = await self._free.get()
+        try:
+            await seat.call("check", list(prompts), timeout_s=timeout_s)
+        finally:
+            self._give_back(seat)
+
+    async def materialize(self, command: Materialize) -> None:
+        """Score a group and keep it for the trainer."""
+        prompt = self._board.prompts[command.group]
+        trajectories = self._board.samples(command.group, command.samples)
+        try:
+            group = await self.score(prompt, trajectories)
+        except PacelineError as error:
+            self.on_error()
+            self._post(CommandFailed(command.id, str(error)))
+            return
+        self._board.scored[command.group] = group
+        signal = max(group.outcomes) != min(group.outcomes)
+        self._post(GroupMaterialized(command.id, command.group, signal, len(trajectories), "" if signal else "all outcomes are equal"))
+
+    async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
+        """Judge trajectories of one prompt. Raises RewardError or WorkerLost, naming group, row and functions."""
+        seat = await self._free.get()
+        try:
+            with self._watch.during("reward"):
+                group: ScoredGroup = await seat.call("score", prompt, trajectories, timeout_s=self._deadline_s)
+        except WorkerLost as error:
+            where = f"group {trajectories[0].group} (row {prompt.row} of {prompt.task or 'the task'})"
+            raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
+        finally:
+            self._give_back(seat)
+        seat.useful()
+        return group
+
+    def _give_back(self, seat: Seat) -> None:
+        if seat.filled:
+            self._free.put_nowait(seat)
+
+    async def _fill(self, seat: Seat) -> None:
+        await seat.fill(lambda report: None, lambda reason: self._restart(seat, reason))
+        self._free.put_nowait(seat)
