@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, ClassVar, get_args
 
 from paceline.core import commands as c
@@ -89,6 +89,9 @@ class Live(Rule):
             return f"{command} followed Stop"
         if (seconds := self.seconds.get(type(command))) is not None:
             heappush(self.due, (now + seconds, command.id))
+            if len(self.due) > 64 + 2 * len(self.book.open):
+                self.due = [wait for wait in self.due if wait[1] in self.book.open]
+                heapify(self.due)
         return None
 
     def _warn(self, command: c.Warn, now: float) -> str | None:
