@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from paceline.config.schema import ModelConfig
+from paceline.models import smollm2
+from paceline.models.hf import TransformersDecoder
 from paceline.models.packed import LoadedModel, PackedModel
-from paceline.models.slim import SlimDecoder, SlimSpec
+from paceline.models.slim import SlimDecoder
 from paceline.types.errors import ModelError
 
-PACKAGED: dict[str, Callable[[], Path]] = {}
+_log = logging.getLogger(__name__)
+PACKAGED: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.directory}
 """Models that a Python package carries: name -> directory, made on first use."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 """Tokens with which chat templates close the assistant's turn."""
@@ -66,10 +69,18 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def _build(config: ModelConfig, described: Any, directory: Path, compute: torch.dtype, stored: torch.dtype, device: str) -> PackedModel:
-    SlimSpec.of(described)
-    slim = SlimDecoder(described, compute=compute, parameters=stored, device=device)
-    slim.load_tensors(directory)
-    return slim
+    """The implementation that `config` asks for; `auto` takes the slim decoder where it fits, and says so where it does not."""
+    if config.implementation != "transformers":
+        try:
+            slim = SlimDecoder(described, compute=compute, parameters=stored, device=device)
+        except ModelError as refusal:
+            if config.implementation == "slim":
+                raise
+            _log.info("%s runs through its transformers class: %s", directory, refusal)
+        else:
+            slim.load_tensors(directory)
+            return slim
+    return TransformersDecoder(directory, compute=compute, parameters=stored, device=device)
 
 
 def _end_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[int]:

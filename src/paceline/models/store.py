@@ -38,6 +38,7 @@ def write_tensors(named: Named, path: Path, dtype: torch.dtype) -> str:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(tensors, aside, metadata={"format": "pt"})
+        aside.chmod(0o644)
         sync(aside)
         os.replace(aside, path)
     finally:

@@ -1,0 +1,209 @@
+"""Any transformers causal decoder behind the packed seam: its own class runs, its attention calls the caller's attend.
+
+Transformers lets a registered function replace the attention of most model classes. Whether a class goes through that
+function for everything it mixes between tokens cannot be read off it, so `TransformersDecoder` proves it at construction:
+two texts in one packed run must give what the class itself gives for each alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from paceline.models.attend import causal
+from paceline.models.kernels import head
+from paceline.models.packed import Attend, Shape
+from paceline.models.store import copy_into
+from paceline.types.errors import ModelError
+
+_PACKED = "paceline_packed"
+_BEYOND = ("softcap", "s_aux", "position_bias", "sliding_window")
+"""Arguments with which a class asks its attention for more than softmax(q k^T) v."""
+
+_PROOF = (7, 5)
+"""Lengths of the two texts of the proof."""
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Relative L2 difference of logits that rounding explains; a text that sees the other one is far outside."""
+
+
+class KeepDouble(TorchFunctionMode):
+    """Inside, float64 tensors stay float64 where a model class asks for float32 (norms, softmax), so float64 means float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Drop the request for float32 from `to`, `float` and `dtype=` of float64 tensors."""
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            if kwargs.get("dtype") == torch.float32:
+                kwargs = {**kwargs, "dtype": torch.float64}
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        return func(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class _Call:
+    """One run: the caller's attend, and what the class asked of it."""
+
+    attend: Attend
+    scale: float | None
+    """Factor of attend on the scores; None = take the class's first."""
+    layers: list[int] = field(default_factory=list)
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    """heads, kv_heads, head_dim"""
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    paceline_call: _Call | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: query [1, heads, T, d], key and value [1, kv_heads, T, d] -> [1, T, heads, d]."""
+    if paceline_call is None:
+        raise ModelError(f"{type(module).__name__} does not hand its arguments on to the attention")
+    call, name = paceline_call, type(module).__name__
+    for argument in _BEYOND:
+        if kwargs.get(argument) is not None:
+            raise ModelError(f"{name} asks its attention for {argument} = {kwargs[argument]!r}, which packed attention does not compute")
+    if query.shape[-1] != value.shape[-1]:
+        raise ModelError(f"{name} has values of {value.shape[-1]} and keys of {query.shape[-1]} numbers; packed attention needs equal sizes")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if call.scale is None:
+        call.scale = scale
+    elif scale != call.scale:
+        query = query * (scale / call.scale)
+    layer: Any = module.layer_idx
+    call.layers.append(layer)
+    call.sizes = (query.shape[1], key.shape[1], query.shape[-1])
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return call.attend(layer, q, k, v)[None], None
+
+
+AttentionInterface.register(_PACKED, _attention)
+
+
+class TransformersDecoder(nn.Module):
+    """`PackedModel` around a transformers class, in evaluation mode (no dropout).
+
+    With `parameters` other than `compute` the weights are cast at use, as in the slim decoder.
+    """
+
+    def __init__(self, directory: Path, *, compute: torch.dtype, parameters: torch.dtype | None = None, device: str = "cpu") -> None:
+        """Load the weights of a Hugging Face directory; ModelError names what packed attention cannot do for this class."""
+        super().__init__()
+        self.compute = compute
+        self.inner = _load_class(directory, parameters or compute).to(device).eval()
+        self._casts = (parameters or compute) != compute
+        output = self.inner.get_output_embeddings()
+        if output is None or getattr(output, "bias", None) is not None:
+            raise ModelError(f"{type(self.inner).__name__}: the head is not a plain matrix, which paceline's logits need")
+        self.shape = _proved_shape(self)
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
+        return self.run(ids, positions, _Call(attend, self.shape.scale))
+
+    def run(self, ids: torch.Tensor, positions: torch.Tensor, call: _Call) -> torch.Tensor:
+        """`hidden` with a record of what the class asked of the attention."""
+        base = self.inner.base_model
+        arguments = {"position_ids": positions[None], "use_cache": False, "paceline_call": call}
+        with _exact(self.compute):
+            if self._casts:
+                cast = {name: tensor.to(self.compute) for name, tensor in base.named_parameters()}
+                result = functional_call(base, cast, (ids[None],), arguments)
+            else:
+                result = base(ids[None], **arguments)
+        hidden: torch.Tensor = result.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
+        return head(hidden, self.inner.get_output_embeddings().weight)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under the names of the transformers class, tied ones once."""
+        yield from self.inner.named_parameters(prefix, recurse, remove_duplicate)
+
+    def load_tensors(self, path: Path) -> str:
+        """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""
+        return copy_into(dict(self.named_parameters()), path)
+
+
+def _exact(compute: torch.dtype) -> AbstractContextManager[object]:
+    return KeepDouble() if compute == torch.float64 else nullcontext()
+
+
+def _load_class(directory: Path, dtype: torch.dtype) -> Any:
+    transformers_logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"{directory}: transformers cannot load it as a causal decoder ({error})") from error
+
+
+def _proved_shape(model: TransformersDecoder) -> Shape:
+    """Sizes of the model, after two short texts gave packed what each gives alone in the class itself; ModelError otherwise."""
+    inner, name = model.inner, type(model.inner).__name__
+    device = inner.get_output_embeddings().weight.device
+    positions = torch.cat([torch.arange(n, device=device) for n in _PROOF])
+    ids = (torch.arange(sum(_PROOF), device=device) * 37 + 11) % inner.config.vocab_size
+    with torch.no_grad(), _exact(model.compute):
+        alone = torch.cat([inner(part[None], use_cache=False).logits[0] for part in ids.split(list(_PROOF))])
+    inner.set_attn_implementation(_PACKED)
+    if inner.config._attn_implementation != _PACKED:
+        raise ModelError(f"{name} does not let its attention be replaced, so it cannot run packed")
+    scale = _own_scale(model, ids, positions, name)
+    call = _Call(causal(_PROOF, scale), scale)
+    with torch.no_grad():
+        packed = model.logits(model.run(ids, positions, call))
+    layers = inner.config.num_hidden_layers
+    if sorted(call.layers) != list(range(layers)):
+        raise ModelError(f"{name}: of its {layers} layers, {sorted(call.layers)} use the replaced attention; the others mix tokens elsewhere")
+    error = float((packed - alone).norm() / alone.norm())
+    if not error <= _TOLERANCE[model.compute]:
+        raise ModelError(
+            f"{name}: two texts packed give other logits than alone (relative difference {error:.2g}, at most {_TOLERANCE[model.compute]:g}); "
+            "it mixes tokens outside its attention or changes the logits after the head"
+        )
+    heads, kv_heads, head_dim = call.sizes
+    head_weight = inner.get_output_embeddings().weight
+    return Shape(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        width=head_weight.shape[1],
+        vocabulary=head_weight.shape[0],
+        max_positions=inner.config.max_position_embeddings,
+        scale=scale,
+        parameters=sum(tensor.numel() for _, tensor in model.named_parameters()),
+    )
+
+
+def _own_scale(model: TransformersDecoder, ids: torch.Tensor, positions: torch.Tensor, name: str) -> float:
+    """The factor on attention scores that the class uses in its first layer."""
+    call = _Call(causal(_PROOF, 1.0), None)
+    try:
+        with torch.no_grad():
+            model.run(ids, positions, call)
+    except (TypeError, AttributeError) as error:
+        raise ModelError(f"{name} cannot run with a replaced attention ({error})") from error
+    if call.scale is None:
+        raise ModelError(f"{name} never called the replaced attention, so it cannot run packed")
+    return call.scale
