@@ -75,6 +75,8 @@ class TaskConfig(Section):
     """Text appended to the question."""
     template: Literal["chat", "plain"] = "chat"
     """`chat` = the tokenizer's chat template with a generation prompt; `plain` = the text itself."""
+    template_arguments: Table = Field(default_factory=dict)
+    """chat: passed on to the template, e.g. `enable_thinking = false`."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """A row that cannot be used: refuse the file, or skip the row and count it."""
     limit: int | None = Field(default=None, ge=1)
@@ -95,7 +97,8 @@ class RewardConfig(Section):
     function: str | None = None
     """function: `module:function` or `path/to/file.py:function` with TRL's signature."""
     arguments: Table = Field(default_factory=dict)
-    """Passed on: numeric takes `marker` (text before the answer; required, else no credit) and `which` (`last`, `first`)."""
+    """numeric: `marker` (text before the answer; given, it is required, else no credit), `which` (`last`, `first`), `percent`
+    (`loose`, `strict`). exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword arguments of yours."""
     outcome: bool = True
     """Whether this function counts in the raw outcome that the group filter judges."""
     timeout_s: float = Field(default=10.0, gt=0)

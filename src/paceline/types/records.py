@@ -30,10 +30,13 @@ class Prompt:
     ids: npt.NDArray[np.int32]
     """Prompt token ids, [p], special tokens included, exactly as the engine must read them."""
     text: str
+    """The question as the row has it, before system message, suffix and template."""
     gold: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Every other column of the row, passed to the reward by name."""
     task: str = ""
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """The row's own messages when it is conversational (then functions get messages, not text); None for a text row."""
 
 
 @dataclass(frozen=True, slots=True)

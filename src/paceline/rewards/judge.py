@@ -1,0 +1,159 @@
+"""All rewards of a run together: a group of trajectories in, a ScoredGroup out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from paceline.config.schema import RewardConfig
+from paceline.ports.data import Reward, Task
+from paceline.rewards.answers import Verifier
+from paceline.rewards.functions import FunctionReward, Loop, Starts
+from paceline.rewards.resolve import resolve
+from paceline.rewards.verifiers import Scorer, TaskReward, VerifierReward
+from paceline.types.errors import ConfigError, RewardError
+from paceline.types.records import Prompt, Score, ScoredGroup, Trajectory
+
+_SHOWN = 10
+_ARGUMENTS = {"numeric": ("marker", "which", "percent"), "exact": ("marker",), "task": ("answer", "marker")}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One reward in the sum. `outcome`: it counts in the raw outcome that the group filter judges."""
+
+    reward: Reward
+    weight: float = 1.0
+    outcome: bool = True
+
+
+class Judge:
+    """Scores groups. reward = sum of weight x value over the functions that apply (value not None); outcome = the same over `outcome` functions.
+
+    With `permute_seed`, rewards and outcomes are permuted together within each group (a control experiment in which nothing can be learned); parts
+    and scores stay with their trajectories, so that accuracy is still measured.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, permute_seed: int | None = None, loop: Loop | None = None) -> None:
+        """Raises ConfigError without any reward, without one that gives the outcome, for equal names and for weights that are not finite."""
+        names = [part.reward.name for part in parts]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if not parts or not any(part.outcome for part in parts):
+            raise ConfigError("reward: at least one with outcome = true, otherwise nothing tells right from wrong")
+        if doubles:
+            raise ConfigError(f"reward: names must differ, {', '.join(doubles)} occurs more than once (set `name`)")
+        for part in parts:
+            if not math.isfinite(part.weight):
+                raise ConfigError(f"reward {part.reward.name}: weight = {part.weight} is not finite")
+        self.parts = tuple(parts)
+        self._permute_seed = permute_seed
+        self._loop = loop
+
+    def score_group(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
+        """Score all trajectories of one prompt; async functions run at the same time. The result is in order of `sample`.
+
+        Raises RewardError naming function and row: a bad gold, an exception, a missed deadline, a value that is no finite number, or a
+        trajectory to which no function, or no outcome function, applies.
+        """
+        assert trajectories, "a group has trajectories"
+        ordered = sorted(trajectories, key=lambda t: t.sample)
+        prompts = [prompt] * len(ordered)
+        waiting = [_start(part.reward, prompts, ordered) for part in self.parts]
+        scores = {part.reward.name: tuple(finish()) for part, finish in zip(self.parts, waiting, strict=True)}
+        parts = {name: tuple(score.value for score in column) for name, column in scores.items()}
+        rewards = [self._total(parts, prompt, t, i, outcome=False) for i, t in enumerate(ordered)]
+        outcomes = [self._total(parts, prompt, t, i, outcome=True) for i, t in enumerate(ordered)]
+        if self._permute_seed is not None:
+            order = _permutation(self._permute_seed, ordered[0].group, len(ordered))
+            rewards, outcomes = [rewards[i] for i in order], [outcomes[i] for i in order]
+        return ScoredGroup(ordered[0].group, prompt, tuple(ordered), tuple(rewards), tuple(outcomes), parts, scores)
+
+    def check(self, prompts: Iterable[Prompt]) -> None:
+        """Raise RewardError listing the rows (at most 10) whose gold or columns a reward cannot use; nothing is generated for that."""
+        bad: list[str] = []
+        for prompt in prompts:
+            for part in self.parts:
+                problem = _problem(part.reward, prompt)
+                if problem is not None:
+                    bad.append(f"row {prompt.row} of {prompt.task or 'the task'}, reward {part.reward.name}: {problem}")
+        if bad:
+            more = f"\n... and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+            raise RewardError(f"{len(bad)} rows cannot be judged:\n" + "\n".join(bad[:_SHOWN]) + more)
+
+    def close(self) -> None:
+        """Release the event loop of async functions."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _total(self, parts: Mapping[str, tuple[float | None, ...]], prompt: Prompt, trajectory: Trajectory, i: int, *, outcome: bool) -> float:
+        counted = [(part.weight, parts[part.reward.name][i]) for part in self.parts if part.outcome or not outcome]
+        values = [weight * value for weight, value in counted if value is not None]
+        if not values:
+            what = "no outcome function" if outcome else "no reward function"
+            where = f"row {prompt.row} of {prompt.task or 'the task'} (group {trajectory.group}, sample {trajectory.sample})"
+            raise RewardError(f"{what} applies to {where}: all gave None")
+        return sum(values)
+
+
+def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None) -> Judge:
+    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`. Raises ConfigError with key and value."""
+    loop = Loop()
+    parts = [Part(_reward(config, scorer, loop), config.weight, config.outcome) for config in configs]
+    return Judge(parts, permute_seed=permute_seed, loop=loop)
+
+
+def check_golds(task: Task, judge: Judge) -> None:
+    """Check every row of a task before anything is generated; RewardError lists those that the judge's rewards cannot use."""
+    judge.check(task.prompt(position) for position in range(len(task)))
+
+
+def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:
+    if config.kind == "function":
+        if config.function is None:
+            raise ConfigError("reward.function is missing: kind = 'function' needs `module:function` or `path/to/file.py:function`")
+        function = resolve(config.function)
+        return FunctionReward(function, name=config.name, arguments=config.arguments, timeout_s=config.timeout_s, loop=loop)
+    if config.function is not None:
+        raise ConfigError(f"reward.function = {config.function!r} has no effect with kind = {config.kind!r}")
+    name = config.name or config.kind
+    unknown = sorted(set(config.arguments) - set(_ARGUMENTS[config.kind]))
+    if unknown:
+        raise ConfigError(f"reward {name}: unknown arguments {', '.join(unknown)}; {config.kind} takes {', '.join(_ARGUMENTS[config.kind])}")
+    arguments: dict[str, Any] = dict(config.arguments)
+    if config.kind != "task":
+        return VerifierReward(name, Verifier(config.kind, **arguments))
+    if scorer is None:
+        raise ConfigError("reward.kind = 'task': this task has no scorer of its own (reasoning_gym has); use numeric, exact or function")
+    return TaskReward(name, scorer, **arguments)
+
+
+def _start(reward: Reward, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> partial[Sequence[Score]]:
+    begun = reward.start(prompts, trajectories) if isinstance(reward, Starts) else partial(reward.score, prompts, trajectories)
+    return partial(_finish, reward, begun, len(trajectories))
+
+
+def _finish(reward: Reward, begun: Any, count: int) -> Sequence[Score]:
+    scores: Sequence[Score] = begun()
+    if len(scores) != count:
+        raise RewardError(f"reward {reward.name} gave {len(scores)} scores for {count} trajectories")
+    return scores
+
+
+def _problem(reward: Reward, prompt: Prompt) -> str | None:
+    check = getattr(reward, "check", None)
+    if check is None:
+        return None
+    try:
+        check(prompt)
+    except RewardError as error:
+        return str(error)
+    return None
+
+
+def _permutation(seed: int, group: int, count: int) -> list[int]:
+    """Positions 0..count-1 sorted by a hash of (seed, group, position)."""
+    return sorted(range(count), key=lambda i: hashlib.blake2b(f"permute/{seed}/{group}/{i}".encode(), digest_size=8).digest())

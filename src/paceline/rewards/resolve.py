@@ -1,0 +1,62 @@
+"""From `module:name` or `path/to/file.py:name` to the callable it names."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.types.errors import ConfigError
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """The callable behind `module:name`, `module:object.method` or `file.py:name` (relative to the working directory).
+
+    Raises ConfigError naming the reference and what is wrong with it; an error inside the module itself is its cause.
+    """
+    where, _, name = reference.rpartition(":")
+    if not where or not name:
+        raise ConfigError(f"function = {reference!r}: expected `module:function` or `path/to/file.py:function`")
+    target: Any = _from_file(Path(where), reference) if where.endswith(".py") else _from_module(where, reference)
+    for part in name.split("."):
+        if not hasattr(target, part):
+            present = ", ".join(key for key, value in vars(target).items() if callable(value) and not key.startswith("_")) or "nothing callable"
+            raise ConfigError(f"function = {reference!r}: {where} has no {part!r}; it has {present}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise ConfigError(f"function = {reference!r}: {type(target).__name__} is not callable")
+    function: Callable[..., Any] = target
+    return function
+
+
+def _from_module(name: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"function = {reference!r}: cannot import {name}: {error}") from error
+
+
+def _from_file(path: Path, reference: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"function = {reference!r}: no file {path.resolve()}")
+    name = f"paceline_user_{path.stem}_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs, so that its own dataclasses and pickles find it
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        del sys.modules[name]
+        raise ConfigError(f"function = {reference!r}: cannot load {path}: {error}") from error
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

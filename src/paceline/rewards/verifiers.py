@@ -1,0 +1,102 @@
+"""The rewards that paceline brings: a verifier of numbers or text, and the task's own scorer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.rewards.answers import Verifier, after_marker, pick_number
+from paceline.types.errors import ConfigError, RewardError
+from paceline.types.records import Prompt, Score, Trajectory
+
+Scorer = Callable[[Prompt, str], float]
+"""Judges an answer to a prompt; for reasoning-gym `paceline.tasks.gym.scorer` makes one."""
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierReward:
+    """`numeric` or `exact`: 1 for the gold answer, else 0 with a reason."""
+
+    name: str
+    verifier: Verifier
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise RewardError when the row's gold is no answer of this kind."""
+        self.verifier.check_gold(prompt.gold)
+
+    def score(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Sequence[Score]:
+        """One Score per pair; RewardError naming the row for a bad gold."""
+        return [self._one(prompt, trajectory) for prompt, trajectory in zip(prompts, trajectories, strict=True)]
+
+    def _one(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        try:
+            return self.verifier.score(prompt.gold, trajectory.text)
+        except RewardError as error:
+            raise RewardError(f"reward {self.name} on row {prompt.row} of {prompt.task or 'the task'}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReward:
+    """The task's own scorer on an answer cut out of the completion.
+
+    answer: `tag` = inside the last `<answer>...</answer>` (reasoning-gym's convention), `number` = the last number as written, `text` = everything.
+    marker: for `number` and `text`, only the first line with text after the last marker. No answer scores 0 and never reaches the scorer.
+    """
+
+    name: str
+    scorer: Scorer
+    answer: Literal["tag", "number", "text"] = "tag"
+    marker: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.answer not in ("tag", "number", "text"):
+            raise ConfigError(f"answer = {self.answer!r}: one of tag, number, text")
+        if self.answer == "tag" and self.marker is not None:
+            raise ConfigError(f"marker = {self.marker!r} has no effect with answer = 'tag'; use 'number' or 'text'")
+
+    def score(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Sequence[Score]:
+        """One Score per pair; RewardError naming the row when the scorer fails on the gold answer too."""
+        return [self._one(prompt, trajectory) for prompt, trajectory in zip(prompts, trajectories, strict=True)]
+
+    def _one(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        answer, reason = self._extract(trajectory.text)
+        if answer is None:
+            return Score(0.0, reason, parsed=False)
+        try:
+            value = float(self.scorer(prompt, answer))
+        # Scorers of foreign packages raise on odd answers. Only one that still likes its own gold has judged the answer; else it is broken.
+        except Exception as error:
+            self._blame(prompt, error)
+            return Score(0.0, f"scorer raised {type(error).__name__}", parsed=False, extracted=answer)
+        if not math.isfinite(value):
+            raise RewardError(f"reward {self.name} gave {value} on row {prompt.row} of {prompt.task}: rewards are finite")
+        return Score(value, "" if value > 0 else "wrong", parsed=True, extracted=answer)
+
+    def _blame(self, prompt: Prompt, error: Exception) -> None:
+        broken = f"reward {self.name}: the scorer raised {type(error).__name__} on row {prompt.row} of {prompt.task}: {error}"
+        if prompt.gold is None:
+            raise RewardError(broken) from error
+        try:
+            self.scorer(prompt, prompt.gold)
+        except Exception:
+            raise RewardError(broken) from error
+
+    def _extract(self, text: str) -> tuple[str | None, str]:
+        if self.answer == "tag":
+            found = _TAG.findall(text)
+            answer = found[-1].strip() if found else ""
+            return (answer, "") if answer else (None, "no answer" if found or not text.strip() else "no <answer> tag")
+        scope = after_marker(text, self.marker)
+        if scope is None:
+            return None, "no marker"
+        if not scope.strip():
+            return None, "no answer"
+        if self.answer == "text":
+            return scope.strip(), ""
+        number = pick_number(scope, "last")
+        return (None, "no number") if number is None else (number.text, "")

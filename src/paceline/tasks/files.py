@@ -1,0 +1,172 @@
+"""Rows of JSONL and Parquet files, with column mapping. A row that cannot be used comes out as a BadRow with its reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from paceline.config.schema import TaskConfig
+from paceline.tasks.rows import BadRow, Row
+from paceline.types.errors import ConfigError, DataError
+
+_JSON_SUFFIXES = (".jsonl", ".ndjson")
+_QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
+_GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model")
+_ROLES = ("system", "user", "assistant", "tool")
+_PLAIN_DIGITS = 4000
+"""Python refuses to make an int of more than 4,300 digits from text; longer ones stay text."""
+
+
+def rows(config: TaskConfig) -> Iterator[Row | BadRow]:
+    """All rows of the file in order. Raises ConfigError for the mapping, DataError for a file that cannot be read or lacks a column.
+
+    Column names may be paths into nested columns (`reward_model.ground_truth`); a column that has the whole name wins.
+    """
+    pattern = _pattern(config.gold_pattern)
+    path = Path(config.path)
+    if not path.is_file():
+        raise DataError(f"task.path = {config.path!r}: no such file")
+    if path.suffix in _JSON_SUFFIXES:
+        lines = list(_json_lines(path))
+        present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
+        _require_columns(config, path, list(present))
+        records: Iterable[tuple[str, dict[str, Any] | str]] = lines
+    elif path.suffix == ".parquet":
+        records = _parquet(config, path)
+    else:
+        raise ConfigError(f"task.path = {config.path!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, '.parquet'))}")
+    for number, (where, record) in enumerate(records):
+        yield BadRow(number, f"{where}: {record}") if isinstance(record, str) else _row(config, pattern, number, where, record)
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """(place, record or what is wrong) per line that is not blank; a byte order mark is skipped."""
+    with path.open("rb") as file:
+        for line_number, line in enumerate(file, start=1):
+            content = line.removeprefix(b"\xef\xbb\xbf") if line_number == 1 else line
+            if content.strip():
+                yield f"{path.name} line {line_number}", _json_record(content)
+
+
+def _json_record(content: bytes) -> dict[str, Any] | str:
+    try:
+        record = json.loads(content.decode("utf-8"), parse_int=_integer)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 at byte {error.start}"
+    except json.JSONDecodeError as error:
+        return f"not JSON at character {error.pos + 1}: {error.msg}"
+    except RecursionError:
+        return "JSON nested too deeply"
+    return record if isinstance(record, dict) else f"{type(record).__name__} instead of an object"
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _PLAIN_DIGITS else digits
+
+
+def _parquet(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows through the Arrow schema alone: metadata that other libraries left in the file is not interpreted."""
+    try:
+        file = pq.ParquetFile(path)
+        names = file.schema_arrow.names
+        _require_columns(config, path, names)
+        number = 0
+        for batch in file.iter_batches(batch_size=256):
+            for record in batch.to_pylist():
+                yield f"{path.name} row {number}", record
+                number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"task.path = {config.path!r}: not a readable Parquet file: {error}") from error
+
+
+def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> None:
+    """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it."""
+    problems = []
+    for key, column, usual in (("prompt_column", config.prompt_column, _QUESTION_NAMES), ("gold_column", config.gold_column, _GOLD_NAMES)):
+        if column is None or column in present or column.split(".")[0] in present:
+            continue
+        candidates = [name for name in usual if name in present]
+        hint = f"set task.{key} = {candidates[0]!r}" if candidates else f"set task.{key} to one of them"
+        problems.append(f"no column {column!r} (task.{key}): {hint}")
+    if problems:
+        raise DataError(f"{path}: {'; '.join(problems)}; columns present: {', '.join(present) or 'none'}")
+
+
+def _pattern(source: str | None) -> re.Pattern[str] | None:
+    if source is None:
+        return None
+    try:
+        pattern = re.compile(source)
+    except re.error as error:
+        raise ConfigError(f"task.gold_pattern = {source!r}: not a regular expression: {error}") from error
+    if pattern.groups < 1:
+        raise ConfigError(f"task.gold_pattern = {source!r}: needs a group, e.g. '####\\s*(.+)'")
+    return pattern
+
+
+def _row(config: TaskConfig, pattern: re.Pattern[str] | None, number: int, where: str, record: dict[str, Any]) -> Row | BadRow:
+    try:
+        question, messages = _question(_cell(record, config.prompt_column))
+    except DataError as error:
+        return BadRow(number, f"{where}, column {config.prompt_column!r}: {error}")
+    try:
+        gold = None if config.gold_column is None else _gold(_cell(record, config.gold_column), pattern)
+    except DataError as error:
+        return BadRow(number, f"{where}, column {config.gold_column!r}: {error}")
+    columns = {name: value for name, value in record.items() if name != config.prompt_column}
+    return Row(number, where, question, messages, gold, columns)
+
+
+def _cell(record: Mapping[str, Any], column: str) -> Any:
+    if column in record:
+        return record[column]
+    value: Any = record
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise DataError("missing")
+        value = value[part]
+    return value
+
+
+def _question(value: Any) -> tuple[str, tuple[Mapping[str, Any], ...] | None]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError("empty")
+        return value, None
+    if not isinstance(value, list):
+        raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a list of messages")
+    messages = tuple(_message(i, message) for i, message in enumerate(value))
+    if not messages or messages[-1]["role"] not in ("user", "tool"):
+        raise DataError("the last message must come from the user, so that the assistant answers" if messages else "no messages")
+    return "\n\n".join(message["content"] for message in messages if message["role"] != "system"), messages
+
+
+def _message(position: int, value: Any) -> Mapping[str, Any]:
+    """A message without the keys that are null (Parquet gives every message the union of all keys)."""
+    if not isinstance(value, Mapping):
+        raise DataError(f"message {position} is {type(value).__name__} instead of an object with role and content")
+    message = {key: item for key, item in value.items() if item is not None}
+    if message.get("role") not in _ROLES:
+        raise DataError(f"message {position} has role {message.get('role')!r} instead of {', '.join(_ROLES)}")
+    if not isinstance(message.get("content"), str):
+        raise DataError(f"message {position} has no content that is text")
+    return message
+
+
+def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
+        raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number")
+    text = str(value)
+    if pattern is None:
+        return text
+    found = list(pattern.finditer(text))
+    if not found or found[-1][1] is None:
+        raise DataError(f"no match of task.gold_pattern in {text[-60:]!r}")
+    return found[-1][1].strip()
