@@ -1,0 +1,85 @@
+"""Log-probs of given tokens from hidden states, chunk by chunk: no [tokens, vocabulary] tensor of the batch ever exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from paceline.algo.sampling import keep_mask
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""[n, width] -> logits [n, vocabulary] in float32 (float64 for float64); `PackedModel.logits`."""
+
+
+class TokenScores(NamedTuple):
+    """Per token, natural logarithms, float32 (float64 for float64), each [N]."""
+
+    logp: torch.Tensor
+    """Over the full vocabulary, at the temperature. Differentiable."""
+    kept: torch.Tensor
+    """Over the set kept by top-p and top-k, the given token always included. Differentiable; equal to `logp` without a filter."""
+    entropy: torch.Tensor
+    """Of the full distribution at the temperature, nats, without gradient; empty [0] unless asked for."""
+
+
+def token_logprobs(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    head: Head,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    chunk: int = 512,
+    entropy: bool = False,
+) -> TokenScores:
+    """Score `ids` [N] by the distributions that `head` makes of `hidden` [N, width].
+
+    Logits of at most `chunk` rows exist at a time; the backward pass makes them again instead of keeping them. Values do not
+    depend on the chunk beyond the rounding of a matrix product of another height. ValueError for a temperature or a chunk that
+    is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"log-probs need a temperature > 0, got {temperature}")
+    if chunk < 1:
+        raise ValueError(f"head_chunk must be >= 1, got {chunk}")
+
+    def score(rows: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _score(head(rows), tokens, temperature, top_p, top_k, entropy)
+
+    parts = [
+        checkpoint(score, rows, tokens, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else score(rows, tokens)
+        for rows, tokens in zip(hidden.split(chunk), ids.split(chunk), strict=True)
+    ]
+    logp, kept, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    return TokenScores(logp, kept, entropies)
+
+
+def _score(
+    logits: torch.Tensor, ids: torch.Tensor, temperature: float, top_p: float, top_k: int, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scaled = logits if temperature == 1 else logits / temperature
+    chosen = scaled.gather(-1, ids[:, None])[:, 0]
+    total = scaled.logsumexp(-1)
+    logp = kept = chosen - total
+    if top_p < 1 or top_k > 0:
+        # The same rule as the engine's, so that on-policy the sets agree; the given token stays in when an update moved it out.
+        keep = _kept(scaled.detach(), top_p, top_k).scatter(-1, ids[:, None], True)
+        kept = chosen - scaled.masked_fill(~keep, -torch.inf).logsumexp(-1)
+    # The recomputation of the backward pass stops after what it needs, so what has no gradient comes last.
+    return logp, kept, _entropy(scaled.detach(), total.detach()) if entropy else scaled.new_empty(0)
+
+
+def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
+    rows, device = scaled.shape[0], scaled.device
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
+    return keep_mask(weights, torch.full((rows,), top_p, device=device), torch.full((rows,), top_k, device=device))
+
+
+def _entropy(scaled: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """-sum p log p of the rows [n], from scaled logits and their logsumexp."""
+    logp = scaled - total[:, None]
+    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)

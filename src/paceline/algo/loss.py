@@ -1,0 +1,188 @@
+"""The policy loss, composed: importance ratio, clipped surrogate, KL penalty, aggregation. Each part is a function of its own."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from paceline.algo.kl import KL, kl_estimate, kl_penalty
+
+Aggregation = Literal["token", "sequence", "constant"]
+Ratio = Literal["token", "sequence"]
+
+
+class PolicyLoss(NamedTuple):
+    """What `policy_loss` returns; `metrics` are means over loss tokens unless their name says min or max."""
+
+    loss: torch.Tensor
+    metrics: dict[str, float]
+
+
+def policy_loss(
+    logp: torch.Tensor,
+    behaviour_logp: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    aggregation: Aggregation = "token",
+    constant_length: int | None = None,
+    ratio: Ratio = "token",
+    kl: KL | Literal["none"] = "none",
+    kl_weight: float = 0.0,
+    reference_logp: torch.Tensor | None = None,
+    kl_logp: torch.Tensor | None = None,
+    kl_sequences: torch.Tensor | None = None,
+    segments: torch.Tensor | None = None,
+    denominator: float | None = None,
+) -> PolicyLoss:
+    """PPO's clipped surrogate as GRPO, DAPO, Dr.GRPO and GSPO use it, with an optional KL penalty. Lower is better.
+
+    Shapes: padded, logp, behaviour_logp, mask [B, T] and advantages [B] or [B, T]; or packed, logp, behaviour_logp, mask [N],
+    `segments` [N] the sequence of each token, advantages [S]. Tokens outside the mask have no influence, whatever they hold.
+
+    - loss per token: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); `dual_clip` c bounds it by -c A where A < 0
+    - r: exp(logp - behaviour_logp) per token, or the geometric mean over the sequence (`ratio="sequence"`)
+    - `kl_weight` x the estimator `kl` against `reference_logp` is added per token (k1 with its score-function gradient, see
+      `kl_penalty`); `kl_logp` replaces logp there (where a sampling filter makes them differ), `kl_sequences` [B] or [S] bool
+      limits it to some sequences
+    - `aggregation`: sum over tokens / tokens; sum of sequence means / sequences; sum over tokens / (sequences x constant_length).
+      A sequence counts when it has a token in the mask. `denominator` replaces the divisor: pass the whole update's to split it
+      into micro-batches, or 1 for the raw sum.
+
+    ValueError for options without meaning and for shapes that do not fit.
+    """
+    check_options(clip_low, clip_high, dual_clip, aggregation, constant_length, ratio, kl, kl_weight)
+    if kl_weight > 0 and reference_logp is None:
+        raise ValueError(f"kl_weight {kl_weight} needs reference_logp")
+    sequence = sequence_of_tokens(logp, segments)
+    keep = mask.bool()
+    if keep.shape != logp.shape or behaviour_logp.shape != logp.shape:
+        raise ValueError(f"logp {tuple(logp.shape)}, behaviour_logp {tuple(behaviour_logp.shape)} and mask {tuple(mask.shape)} must agree")
+    sequence, policy, behaviour = sequence[keep], logp[keep], behaviour_logp[keep]
+    scores = _per_token(advantages, keep, sequence, segments)
+    counts = torch.bincount(sequence, minlength=1)
+    ratios = importance_ratio(policy, behaviour, sequence, counts, ratio)
+    per_token = clipped_surrogate(ratios, scores.to(policy.dtype), clip_low, clip_high, dual_clip)
+    metrics = _metrics(per_token.detach(), ratios.detach(), policy.detach() - behaviour, scores, clip_low, clip_high)
+    if reference_logp is not None and kl != "none":
+        learner = policy if kl_logp is None else kl_logp[keep]
+        reference = reference_logp[keep]
+        metrics["kl"] = _mean(kl_estimate(learner.detach(), reference, kl))
+        if kl_weight > 0:
+            penalty = kl_penalty(learner, reference, kl)
+            per_token = per_token + kl_weight * (penalty if kl_sequences is None else penalty * kl_sequences[sequence])
+    total = aggregate(per_token, sequence, counts, aggregation)
+    divisor = denominators(counts, constant_length)[aggregation] if denominator is None else denominator
+    return PolicyLoss(total / divisor if divisor else total, metrics)
+
+
+def sequence_of_tokens(logp: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor:
+    """The sequence each token belongs to, shaped like logp: the row of a padded batch [B, T], or `segments` of a packed one [N]."""
+    if segments is None:
+        if logp.ndim != 2:
+            raise ValueError(f"logp must be [batch, tokens], or packed [tokens] with segments; got shape {tuple(logp.shape)}")
+        return torch.arange(logp.shape[0], device=logp.device)[:, None].expand(logp.shape)
+    if logp.ndim != 1 or segments.shape != logp.shape:
+        raise ValueError(f"packed logp and segments must both be [tokens], got {tuple(logp.shape)} and {tuple(segments.shape)}")
+    return segments
+
+
+def _per_token(advantages: torch.Tensor, keep: torch.Tensor, sequence: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor:
+    """Advantages of the kept tokens [N] from one per sequence, or from one per token of a padded batch."""
+    if segments is None and advantages.shape == keep.shape:
+        return advantages[keep]
+    if advantages.ndim != 1 or (segments is None and len(advantages) != len(keep)) or bool((sequence >= len(advantages)).any()):
+        raise ValueError(f"advantages must hold one value per sequence, got shape {tuple(advantages.shape)} for logp {tuple(keep.shape)}")
+    return advantages[sequence]
+
+
+def importance_ratio(
+    logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor, counts: torch.Tensor, kind: Ratio
+) -> torch.Tensor:
+    """Policy over behaviour probability [N]: per token, or exp of the sequence's mean log-ratio on each of its tokens (GSPO)."""
+    difference = logp - behaviour_logp
+    if kind == "sequence":
+        sums = torch.zeros(counts.shape, dtype=difference.dtype, device=difference.device).index_add(0, sequence, difference)
+        difference = (sums / counts.clamp(min=1))[sequence]
+    return difference.exp()
+
+
+def clipped_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> torch.Tensor:
+    """Loss per token [N] (PPO, equation 7, negated); `dual_clip` c bounds it by -c A for negative A (Ye et al. 2020, equation 5)."""
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+
+
+def aggregate(per_token: torch.Tensor, sequence: torch.Tensor, counts: torch.Tensor, kind: Aggregation) -> torch.Tensor:
+    """Raw sum, a scalar: over tokens, or over the means of the sequences (`sequence`). Divide by `denominators(...)[kind]`."""
+    if kind == "sequence":
+        per_token = per_token / counts[sequence]
+    return per_token.sum()
+
+
+def denominators(counts: torch.Tensor, constant_length: int | None = None) -> dict[Aggregation, int]:
+    """What each aggregation divides by, from the loss tokens of each sequence [S]; sequences without any do not count."""
+    sequences = int((counts > 0).sum())
+    return {"token": int(counts.sum()), "sequence": sequences, "constant": sequences * (constant_length or 0)}
+
+
+def check_options(
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+    aggregation: str,
+    constant_length: int | None,
+    ratio: str,
+    kl: str,
+    kl_weight: float,
+) -> None:
+    """ValueError with the value and the rule for every option of `policy_loss` that has no meaning."""
+    rules = (
+        (clip_low >= 0, f"clip_low must be >= 0, got {clip_low}"),
+        (clip_high >= 0, f"clip_high must be >= 0, got {clip_high}"),
+        (dual_clip is None or dual_clip > 1, f"dual_clip must be > 1 (or None), got {dual_clip}"),
+        (aggregation in ("token", "sequence", "constant"), f"aggregation must be token, sequence or constant, got {aggregation!r}"),
+        (aggregation != "constant" or (constant_length or 0) > 0, f"aggregation constant needs constant_length > 0, got {constant_length}"),
+        (ratio in ("token", "sequence"), f"ratio must be token or sequence, got {ratio!r}"),
+        (kl in ("none", "k1", "k2", "k3"), f"kl must be none, k1, k2 or k3, got {kl!r}"),
+        (kl_weight >= 0, f"kl_weight must be >= 0, got {kl_weight}"),
+        (kl_weight == 0 or kl != "none", f"kl_weight {kl_weight} has no effect with kl none"),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise ValueError(message)
+
+
+def _metrics(
+    per_token: torch.Tensor,
+    ratio: torch.Tensor,
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> dict[str, float]:
+    low = (ratio < 1 - clip_low) & (advantages < 0)
+    high = (ratio > 1 + clip_high) & (advantages > 0)
+    extremes = (float(ratio.min()), float(ratio.max())) if ratio.numel() else (1.0, 1.0)
+    return {
+        "policy_loss": _mean(per_token),
+        "clip_ratio/low_mean": _mean(low),
+        "clip_ratio/high_mean": _mean(high),
+        "clip_ratio/region_mean": _mean(low | high),
+        "approx_kl": _mean(torch.expm1(log_ratio) - log_ratio),
+        "ratio/mean": _mean(ratio) if ratio.numel() else 1.0,
+        "ratio/min": extremes[0],
+        "ratio/max": extremes[1],
+    }
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.double().mean()) if values.numel() else 0.0
