@@ -44,6 +44,12 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
     *only("refill_limit", lambda s: s.no_signal == "refill", "only no_signal = refill replaces prompts"),
     *only("in_order", _preset(*_ROUNDS), "streaming and multiversion consume by version; order of submission would stall them"),
     Rule(
+        "refill_takes_another",
+        ("no_signal", "refill_limit"),
+        "refill with no replacement is drop; say so",
+        lambda s: s.no_signal == "refill" and s.refill_limit == 0,
+    ),
+    Rule(
         "serial_starts_late",
         ("preset", "start_when"),
         "serial trains when the whole round is trainable; training from the first dispatch on is the preset pipelined",

@@ -1,0 +1,173 @@
+"""What one sees of a run: a live panel on a terminal, exactly one line per update elsewhere. Notices go to standard error."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.types.progress import Progress
+
+BARS = "▁▂▃▄▅▆▇█"
+COLUMNS = {
+    "reward": "reward",
+    "reward_std": "std",
+    "loss": "loss",
+    "grad_norm": "grad",
+    "entropy": "entropy",
+    "kl": "kl",
+    "logprob_gap/mean": "gap",
+    "completions/mean_length": "length",
+    "completions/clipped_ratio": "cut",
+    "rollout_tokens_per_second": "tok/s",
+    "step_time": "s",
+}
+"""Metrics shown of an update, by name, and how they are headed; those absent are left out."""
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """The last `width` values as bars between their least and largest."""
+    shown = [value for value in values[-width:] if math.isfinite(value)]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    step = (high - low) / (len(BARS) - 1) or 1.0
+    return "".join(BARS[round((value - low) / step)] for value in shown)
+
+
+def number(value: float) -> str:
+    """A value in about four significant digits; counts without a fraction."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.1f}" if 100 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def update_line(progress: Progress) -> str:
+    """One update in one line."""
+    shown = [f"{head} {number(progress.metrics[name])}" for name, head in COLUMNS.items() if name in progress.metrics]
+    return "  ".join([f"update {progress.update}/{progress.total}", *shown])
+
+
+def evaluation_line(update: int, metrics: Mapping[str, float]) -> str:
+    """One evaluation in one line."""
+    values = (f"{name.removeprefix('eval/')} {number(value)}" for name, value in metrics.items())
+    return "  ".join([f"evaluation after update {update}", *values])
+
+
+def is_evaluation(progress: Progress) -> bool:
+    """Whether the metrics are those of an evaluation rather than of an update."""
+    return bool(progress.metrics) and all(name.startswith("eval/") for name in progress.metrics)
+
+
+class Display(Protocol):
+    """A context in which progress is shown."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it; cheap, never raises for odd values."""
+
+
+class Lines:
+    """One line per update and per evaluation; for files, pipes and logs."""
+
+    def __init__(self, out: Console, err: Console) -> None:
+        self.out, self.err = out, err
+        self._last = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def __call__(self, progress: Progress) -> None:
+        """Print the line of an update once, of an evaluation, and of a notice."""
+        if progress.message:
+            _plain(self.err, progress.message)
+        if is_evaluation(progress):
+            _plain(self.out, evaluation_line(progress.update, progress.metrics))
+        elif progress.metrics and progress.update > self._last:
+            self._last = progress.update
+            _plain(self.out, update_line(progress))
+
+
+class Panel:
+    """Phase, bar, reward curve, the last update's values and the last notices, redrawn in place."""
+
+    def __init__(self, out: Console) -> None:
+        self._began = time.monotonic()
+        self._rewards: list[float] = []
+        self._notices: deque[str] = deque(maxlen=3)
+        self._now = Progress(0, 0)
+        self._row: Mapping[str, float] = {}
+        self._evaluation = ""
+        self._last = 0
+        self._live = Live(console=out, get_renderable=self.render, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Take it in; the panel redraws itself four times a second."""
+        self._now = progress
+        if progress.message:
+            self._notices.append(progress.message)
+        if is_evaluation(progress):
+            self._evaluation = evaluation_line(progress.update, progress.metrics)
+        elif progress.metrics and progress.update > self._last:
+            self._last, self._row = progress.update, progress.metrics
+            if "reward" in progress.metrics:
+                self._rewards.append(progress.metrics["reward"])
+
+    def render(self) -> RenderableType:
+        """The panel as it stands."""
+        now = self._now
+        head = Table.grid(padding=(0, 2))
+        elapsed = time.monotonic() - self._began
+        head.add_row(
+            Text(now.phase or "start", style="bold"),
+            ProgressBar(total=max(now.total, 1), completed=now.update, width=40),
+            f"{now.update}/{now.total}",
+            f"{elapsed:.0f} s",
+        )
+        parts: list[RenderableType] = [head]
+        if self._rewards:
+            low, high = min(self._rewards), max(self._rewards)
+            parts.append(Text(f"reward {sparkline(self._rewards)} {number(self._rewards[-1])} ({number(low)} to {number(high)})"))
+        if self._row:
+            parts.append(_row(self._row))
+        if self._evaluation:
+            parts.append(Text(self._evaluation, style="cyan"))
+        parts.extend(Text(notice, style="yellow") for notice in self._notices)
+        return Group(*parts)
+
+
+def _row(metrics: Mapping[str, float]) -> Table:
+    shown = [(head, number(metrics[name])) for name, head in COLUMNS.items() if name in metrics]
+    table = Table(*(head for head, _ in shown), box=None, padding=(0, 1), header_style="dim")
+    table.add_row(*(value for _, value in shown))
+    return table
+
+
+def _plain(console: Console, text: str) -> None:
+    """Print one line as it is: no markup, no wrapping."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def display(out: Console, err: Console) -> Display:
+    """A live panel if `out` is a terminal, else lines."""
+    return Panel(out) if out.is_terminal else Lines(out, err)

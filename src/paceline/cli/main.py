@@ -1,0 +1,163 @@
+"""The command line. Help, plans and every configuration error come without torch; commands that work import `wire` when they start.
+
+Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline import __version__
+from paceline.cli.display import display
+from paceline.cli.lazy import wire
+from paceline.cli.plan_text import plan_text
+from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, evaluation_table, tell_audit, tell_outcome
+from paceline.config.checks import warnings
+from paceline.config.inspect import model_shape, task_rows
+from paceline.config.load import load
+from paceline.config.plan import plan as make_plan
+from paceline.config.schema import Config
+from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
+
+app = typer.Typer(
+    name="paceline",
+    help="Reinforcement learning on verifiable rewards for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE ...]", help="A TOML file, then keys to set (dotted), or ~KEY for its default."),
+]
+_Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key; the same as KEY=VALUE, applied last.")]
+_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Keys to set (dotted), or ~KEY for its default.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    """Reinforcement learning on verifiable rewards for language models."""
+
+
+@app.command()
+def train(
+    words: _Words = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run directory's last complete checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    set_: _Set = None,
+) -> None:
+    """Train a model. Ctrl-C once: checkpoint and leave; twice: leave."""
+    with _told():
+        config = _load(words, set_)
+        if dry_run:
+            _print_plan(config)
+            return
+        _performed(config)
+        out, err = Console(), Console(stderr=True)
+        with display(out, err) as show:
+            outcome = wire().train(config, resume=resume, on_progress=show)
+        raise typer.Exit(tell_outcome(outcome, out, err))
+
+
+@app.command()
+def plan(words: _Words = None, set_: _Set = None) -> None:
+    """Print what a configuration amounts to: the same as train --dry-run."""
+    with _told():
+        _print_plan(_load(words, set_))
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="A model directory, a packaged model's name, or a run directory.")],
+    overrides: _Overrides = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: the run's own config.toml.")] = None,
+    set_: _Set = None,
+) -> None:
+    """Score a model on eval.task: greedy, sampled and pass@k."""
+    with _told():
+        settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
+        if settings.eval.task is None:
+            raise ConfigError("eval.task is unset: say which problems to score")
+        out, err = Console(), Console(stderr=True)
+        with display(out, err) as show:
+            result = wire().evaluate(settings, model, on_progress=show)
+        out.print(evaluation_table(result))
+
+
+@app.command()
+def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Check the rules of a run over its ledger: exactly once, whole groups, pinned, bounded, publish."""
+    with _told():
+        if not (run / "ledger.sqlite").is_file():
+            raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
+        report = wire().audit(run)
+        raise typer.Exit(tell_audit(report, Console()))
+
+
+def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
+    """The configuration of `[CONFIG.toml] [KEY=VALUE ...]`, its warnings told."""
+    words = list(words or ())
+    files = [word for word in words if not _is_override(word)]
+    if len(files) > 1 or (files and words[0] != files[0]):
+        raise ConfigError(f"{files[-1]}: expected key=value; one configuration file may come first")
+    config = load(Path(files[0]) if files else None, [*words[len(files) :], *(settings or ())])
+    for warning in warnings(config):
+        typer.echo(f"warning: {warning}", err=True)
+    return config
+
+
+def _is_override(word: str) -> bool:
+    return re.match(r"~|[\w.]+=", word) is not None
+
+
+def _eval_config(model: str, config: Path | None) -> Path:
+    own = Path(model) / "config.toml"
+    if config is None and not own.is_file():
+        raise ConfigError(f"{model}: is no run directory with a config.toml; name a configuration with --config")
+    return config or own
+
+
+def _print_plan(config: Config) -> None:
+    console = Console() if Console().is_terminal else Console(width=140)
+    console.print(plan_text(make_plan(config, task_rows(config.task), model_shape(config.model.path))))
+
+
+def _performed(config: Config) -> None:
+    """This version's runtime performs `serial`; the other presets are decided, simulated and planned."""
+    if config.schedule.preset != "serial":
+        raise ConfigError(f'schedule.preset = "{config.schedule.preset}": train performs the preset serial; the others can be planned')
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what a user can cause into a message on standard error and an exit code, without a traceback."""
+    try:
+        yield
+    except (ConfigError, DataError, ModelError, CheckpointError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(REFUSED) from error
+    except PacelineError as error:
+        typer.echo(f"failed: {error}", err=True)
+        raise typer.Exit(FAILED) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def main() -> None:
+    """Entry point of the `paceline` command."""
+    app()

@@ -1,0 +1,70 @@
+"""The plan of a run as text: what `--dry-run` prints."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline.config.memory import Memory
+from paceline.config.plan import Plan
+from paceline.core.schedule import Schedule
+
+
+def plan_text(plan: Plan) -> RenderableType:
+    """Two tables: counts and memory."""
+    return Group(_counts(plan), Text(), _memory(plan.memory))
+
+
+def _counts(plan: Plan) -> Table:
+    s = plan.schedule
+    table = Table("plan", "", "", box=None, header_style="bold", pad_edge=False)
+    table.add_row("schedule", s.preset, _schedule(s))
+    table.add_row("updates", f"{plan.updates:,}", f"of {s.groups_per_update} groups (prompts) x {s.group_size} samples")
+    if plan.rounds is not None:
+        table.add_row("rounds", f"{plan.rounds:,}", f"of {s.groups_per_round} groups under one version")
+    table.add_row("publishes", f"{plan.publishes:,}", "version 0, the starting weights, included")
+    table.add_row("prompts per epoch", _at_most(plan.rows), "before duplicates and bad rows are removed")
+    if plan.updates_per_epoch is not None and plan.epochs is not None:
+        table.add_row("updates per epoch", f"{plan.updates_per_epoch:,.4g}", "prompts per epoch / groups per update")
+        table.add_row("epochs", f"{plan.epochs:,.3g}", "prompts of the run / prompts per epoch")
+    table.add_row("prompts", f"{plan.groups:,}", _more(plan))
+    table.add_row("samples", f"{plan.samples:,}", "prompts x group_size")
+    table.add_row("prompt tokens", f"<= {plan.prompt_tokens:,}", "prompts x max_prompt_tokens")
+    table.add_row("sampled tokens", f"<= {plan.sampled_tokens:,}", "samples x max_tokens")
+    table.add_row("trained tokens", f"<= {plan.trained_tokens:,}", "rows through the trainer; sampled tokens enter the loss")
+    return table
+
+
+def _at_most(rows: int | None) -> str:
+    return "unknown" if rows is None else f"<= {rows:,}"
+
+
+def _more(plan: Plan) -> str:
+    return (
+        f"updates x groups per update; up to {plan.more_prompts:,} more as replacements"
+        if plan.more_prompts
+        else "updates x groups per update"
+    )
+
+
+def _schedule(s: Schedule) -> str:
+    parts = [f"dispatches of {s.groups_per_dispatch} groups", f"{s.updates_per_publish} update(s) per publish"]
+    parts.append(f"staleness <= {s.bound} version(s)")
+    if s.frontier is not None:
+        parts.append(f"frontier {s.frontier}")
+    return ", ".join(parts)
+
+
+def _memory(items: tuple[Memory, ...]) -> RenderableType:
+    if not items:
+        return Text("memory: unknown, since no config.json of the model is here")
+    table = Table("memory, estimated", "MB", "formula (libraries come on top)", box=None, header_style="bold", pad_edge=False)
+    for process, group in groupby(items, lambda item: item.process):
+        parts = list(group)
+        table.add_row(Text(process, style="bold"), f"{sum(part.bytes for part in parts) / 1e6:,.0f}", "each" if process == "engine" else "")
+        for part in parts:
+            table.add_row(f"  {part.what}", f"{part.bytes / 1e6:,.0f}", Text(part.formula))
+    return table

@@ -1,0 +1,56 @@
+"""How commands end, as text and exit codes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.types.results import AuditReport, EvalResult, Outcome, Share
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: done; the run failed (or breaks a rule); configuration or data are wrong; someone interrupted it."""
+
+
+def tell_outcome(outcome: Outcome, out: Console, err: Console) -> int:
+    """Say how a run ended, and where its model lies; returns the exit code."""
+    word = "interrupted" if outcome.interrupted else "done" if outcome.ok else "failed"
+    reason = f": {outcome.reason}" if outcome.reason else ""
+    (out if outcome.ok else err).print(Text(f"{word} after {outcome.update} of {outcome.total} updates{reason}"), soft_wrap=True)
+    if outcome.model:
+        out.print(Text(f"model: {outcome.model}"), soft_wrap=True)
+    if outcome.resumable and outcome.update < outcome.total:
+        out.print("continue it with --resume")
+    return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
+
+
+def evaluation_table(result: EvalResult) -> Table:
+    """Accuracies with 95 % intervals, and pass@k."""
+    title = f"{result.model or 'model'} on {result.problems} problems"
+    if result.excluded:
+        title += f" ({result.excluded} left out: they occur in training)"
+    table = Table(
+        "measure", "value", "95 % interval", "answers", title=title, title_justify="left", box=None, header_style="bold", pad_edge=False
+    )
+    rows: list[tuple[str, Share | None]] = [
+        ("greedy accuracy", result.greedy),
+        ("  given a parsable answer", result.greedy_if_parsed),
+        ("sampled accuracy", result.sampled),
+        ("  given a parsable answer", result.sampled_if_parsed),
+        ("parsable answers", result.parsed),
+    ]
+    for name, share in rows:
+        if share is not None:
+            table.add_row(name, f"{share.value:.3f}", f"{share.low:.3f} to {share.high:.3f}", str(share.count))
+    for k, value in result.pass_at.items():
+        table.add_row(f"pass@{k}", f"{value:.3f}", "", "")
+    return table
+
+
+def tell_audit(report: AuditReport, out: Console) -> int:
+    """Say what was checked and what does not hold; returns the exit code."""
+    lines = [f"{report.events} events and {report.commands} commands in {report.lineages} lineage(s)", *report.notes]
+    lines += report.violations or ("every rule holds",)
+    for line in lines:
+        out.print(Text(line), soft_wrap=True)
+    return FAILED if report.violations else DONE

@@ -1,0 +1,93 @@
+"""What can be known of a model and a task without loading either: a decoder's sizes from its config.json, rows of a text file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config.schema import TaskConfig
+from paceline.types.errors import DataError, ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a Llama-like decoder, as its config.json states them."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    """Whether input embedding and output head are one matrix."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights, tied ones once: embeddings, attention, gated MLP, two norms per layer and a last one; biases are left out."""
+        attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_dim
+        layer = attention + 3 * self.width * self.intermediate + 2 * self.width
+        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * layer + self.width
+
+
+PACKAGED = {"smollm2-135m": ModelShape(30, 576, 9, 3, 64, 1536, 49152, True)}
+"""Shapes of the models that come as packages."""
+
+
+def model_shape(path: str) -> ModelShape | None:
+    """The shape of a packaged model or of a local directory; None for a hub id, whose files are not here.
+
+    Raises ModelError when the directory has no readable config.json, or one without the sizes of a decoder.
+    """
+    if path in PACKAGED:
+        return PACKAGED[path]
+    if not Path(path).is_dir():
+        return None
+    file = Path(path) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return _shape(config.get("text_config", config))
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read ({error.strerror})") from error
+    except KeyError as error:
+        raise ModelError(f"{file}: has no {error}") from error
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{file}: is no model configuration ({error})") from error
+
+
+def _shape(config: dict[str, Any]) -> ModelShape:
+    width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    return ModelShape(
+        layers=int(config["num_hidden_layers"]),
+        width=width,
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or width // heads),
+        intermediate=int(config["intermediate_size"]),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def task_rows(task: TaskConfig) -> int | None:
+    """Rows of an epoch at most, before duplicates and bad rows are removed; None where the file would have to be read (Parquet).
+
+    Raises DataError when the file cannot be opened.
+    """
+    rows = task.size if task.kind == "reasoning_gym" else _lines(Path(task.path))
+    return rows if rows is None or task.limit is None else min(rows, task.limit)
+
+
+def _lines(path: Path) -> int | None:
+    """Lines that are not blank; None for a Parquet file."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4) == b"PAR1":
+                return None
+            file.seek(0)
+            return sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise DataError(f"task.path = {path}: cannot be opened ({error.strerror})") from error

@@ -1,0 +1,121 @@
+"""What a configuration amounts to: the schedule with every default resolved, and the plan that `--dry-run` prints.
+
+A *group* is one prompt with its `group_size` samples. Updates count groups: U groups are U prompts and U x group_size samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.config.inspect import ModelShape
+from paceline.config.memory import Memory, memory
+from paceline.config.schema import Config
+from paceline.core.schedule import Schedule
+
+DEFAULT_STALENESS = 1
+"""S of streaming when none is given: the least that lets generation and training overlap."""
+DEFAULT_WINDOW = 2
+"""W of multiversion when none is given: the least that lets versions overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Counts of a run in which every group trains; tokens are upper limits."""
+
+    schedule: Schedule
+    updates: int
+    rounds: int | None
+    """Serial and pipelined; None where generation never pauses."""
+    publishes: int
+    """Versions made available, the starting weights (version 0) included."""
+    groups: int
+    """= prompts: updates x U."""
+    samples: int
+    """groups x group_size."""
+    rows: int | None
+    """Prompts per epoch; None = unknown before the file is read."""
+    updates_per_epoch: float | None
+    epochs: float | None
+    """Share or multiple of the rows that the run uses."""
+    prompt_tokens: int
+    """groups x max_prompt_tokens: a prompt is read once per group."""
+    sampled_tokens: int
+    """samples x max_tokens."""
+    trained_tokens: int
+    """Rows through the trainer: a prompt once per group, and every sampled token. Only sampled tokens enter the loss."""
+    more_prompts: int
+    """Further prompts at most that replace groups without signal (no_signal = refill)."""
+    memory: tuple[Memory, ...]
+    """Per process; empty when the model's shape is unknown."""
+
+
+def schedule(config: Config) -> Schedule:
+    """The machine's schedule. Defaults: R = D = U; serial waits for all groups, the others start at a dispatch; S = 1; W = 2."""
+    s = config.schedule
+    rounds = s.preset in ("serial", "pipelined")
+    group_count = (s.groups_per_round or s.groups_per_update) if rounds else s.groups_per_update * (s.updates_per_publish or 1)
+    start: Literal["dispatch", "all"] = s.start_when or ("all" if s.preset == "serial" else "dispatch")
+    staleness = 0 if s.preset != "streaming" else DEFAULT_STALENESS if s.staleness is None else s.staleness
+    window = (s.version_window or DEFAULT_WINDOW) if s.preset == "multiversion" else 1
+    buffer = (s.buffer_groups or (staleness + 1) * group_count) if s.preset == "streaming" else 0
+    return Schedule(
+        preset=s.preset,
+        group_size=s.group_size,
+        groups_per_round=group_count,
+        groups_per_update=s.groups_per_update,
+        groups_per_dispatch=s.groups_per_dispatch or s.groups_per_update,
+        updates_per_publish=-(-group_count // s.groups_per_update),
+        start_when=start,
+        total_updates=config.run.updates,
+        frontier=s.frontier,
+        refill=s.refill,
+        staleness=staleness,
+        overstale=s.overstale,
+        at_publish=s.at_publish,
+        buffer_groups=buffer,
+        granularity=s.granularity,
+        version_window=window,
+        in_flight_groups=s.in_flight_groups or 0,
+        no_signal=s.no_signal,
+        refill_limit=s.refill_limit,
+        attempts=s.attempts,
+        on_failure=s.on_failure,
+        in_order=s.in_order,
+        evaluate_every=config.eval.every,
+        checkpoint_every=config.run.checkpoint_every,
+        deadlines=_deadlines(config),
+    )
+
+
+def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
+    """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
+    answer = config.pool.answer_timeout_s
+    waits = ("admit", "dispatch", "publish", "load", "evaluate", "checkpoint", "prompts")
+    return (*((kind, answer) for kind in waits), ("materialize", sum(reward.timeout_s for reward in config.reward)))
+
+
+def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:
+    """Counts, token limits and memory of a run. `rows` = prompts per epoch, None = unknown; `shape` None leaves the memory out."""
+    fixed = schedule(config)
+    groups = fixed.total_updates * fixed.groups_per_update
+    samples = groups * fixed.group_size
+    periods = -(-fixed.total_updates // fixed.updates_per_publish)
+    prompt_tokens = groups * config.rollout.max_prompt_tokens
+    sampled_tokens = samples * config.rollout.max_tokens
+    return Plan(
+        schedule=fixed,
+        updates=fixed.total_updates,
+        rounds=periods if fixed.preset in ("serial", "pipelined") else None,
+        publishes=1 + periods,
+        groups=groups,
+        samples=samples,
+        rows=rows,
+        updates_per_epoch=None if rows is None else rows / fixed.groups_per_update,
+        epochs=groups / rows if rows else None,
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=sampled_tokens,
+        trained_tokens=prompt_tokens + sampled_tokens,
+        more_prompts=groups * fixed.refill_limit if fixed.no_signal == "refill" else 0,
+        memory=() if shape is None else memory(config, shape),
+    )
