@@ -18,16 +18,17 @@ def causal(lengths: Sequence[int], scale: float) -> Attend:
     sizes = [n for n in lengths if n]
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """As `Attend`."""
         assert q.shape[0] == sum(sizes), f"layer {layer}: {q.shape[0]} rows for lengths {sizes}"
         repeats = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        parts = zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
-        return torch.cat([_one(*part, scale) for part in parts])
+        parts = zip(torch.split(q, sizes), torch.split(k, sizes), torch.split(v, sizes), strict=True)
+        return torch.cat([_one(*part, scale=scale) for part in parts])
 
     return attend
 
 
-def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
     """[n, heads, d] each -> [n, heads, d]."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)

@@ -7,7 +7,7 @@ two texts in one packed run must give what the class itself gives for each alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,9 @@ def _attention(
         if kwargs.get(argument) is not None:
             raise ModelError(f"{name} asks its attention for {argument} = {kwargs[argument]!r}, which packed attention does not compute")
     if query.shape[-1] != value.shape[-1]:
-        raise ModelError(f"{name} has values of {value.shape[-1]} and keys of {query.shape[-1]} numbers; packed attention needs equal sizes")
+        raise ModelError(
+            f"{name} has values of {value.shape[-1]} and keys of {query.shape[-1]} numbers; packed attention needs equal sizes"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if call.scale is None:
         call.scale = scale
@@ -144,6 +146,10 @@ class TransformersDecoder(nn.Module):
         """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""
         return copy_into(dict(self.named_parameters()), path)
 
+    def save_checkpoint(self, named: Mapping[str, torch.Tensor], directory: Path) -> None:
+        """Write config and weight files the way the class does, in checkpoint names where they differ from those in memory."""
+        self.inner.save_pretrained(directory, state_dict=dict(named))
+
 
 def _exact(compute: torch.dtype) -> AbstractContextManager[object]:
     return KeepDouble() if compute == torch.float64 else nullcontext()
@@ -174,11 +180,13 @@ def _proved_shape(model: TransformersDecoder) -> Shape:
         packed = model.logits(model.run(ids, positions, call))
     layers = inner.config.num_hidden_layers
     if sorted(call.layers) != list(range(layers)):
-        raise ModelError(f"{name}: of its {layers} layers, {sorted(call.layers)} use the replaced attention; the others mix tokens elsewhere")
-    error = float((packed - alone).norm() / alone.norm())
-    if not error <= _TOLERANCE[model.compute]:
         raise ModelError(
-            f"{name}: two texts packed give other logits than alone (relative difference {error:.2g}, at most {_TOLERANCE[model.compute]:g}); "
+            f"{name}: of its {layers} layers, {sorted(call.layers)} use the replaced attention; the others mix tokens elsewhere"
+        )
+    error, most = float((packed - alone).norm() / alone.norm()), _TOLERANCE[model.compute]
+    if not error <= most:
+        raise ModelError(
+            f"{name}: two texts packed give other logits than alone (relative difference {error:.2g}, at most {most:g}); "
             "it mixes tokens outside its attention or changes the logits after the head"
         )
     heads, kv_heads, head_dim = call.sizes

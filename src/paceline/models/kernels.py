@@ -6,7 +6,7 @@ weight receives its gradient in float32 while the numbers equal those of an engi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,7 +48,7 @@ class Fused:
         for kind in ("weight", "bias"):
             parts = [getattr(layer, kind) for layer in layers]
             if parts[0] is not None:
-                for layer, part in zip(layers, torch.cat([p.detach() for p in parts]).split(self.sizes), strict=True):
+                for layer, part in zip(layers, torch.split(torch.cat([p.detach() for p in parts]), self.sizes), strict=True):
                     setattr(layer, kind, nn.Parameter(part))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ class Fused:
         return linear(x, _joined(weights, x.dtype), bias)
 
 
-def _joined(parts: list[nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
+def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The parts as one tensor along the first dimension, in `dtype`: a view where their storage allows it."""
     first = parts[0]
     if torch.is_grad_enabled() and first.requires_grad:
@@ -76,13 +76,13 @@ def _joined(parts: list[nn.Parameter], dtype: torch.dtype) -> torch.Tensor:
 @contextmanager
 def _bfloat16_products() -> Iterator[None]:
     """float32 matrix products on the CPU round their inputs to bfloat16 and accumulate and return float32."""
-    settings: Any = torch.backends.mkldnn.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
+    backend: Any = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        backend.matmul.fp32_precision = before
 
 
 class _Head(torch.autograd.Function):
@@ -90,12 +90,14 @@ class _Head(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width] bfloat16, weight [vocabulary, width] -> [N, vocabulary] float32."""
         ctx.save_for_backward(hidden, weight)
         with _bfloat16_products():
             return F.linear(hidden.float(), _rounded(weight))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gradients in the dtypes of hidden and weight."""
         hidden, weight = ctx.saved_tensors
         (grad,) = grads
         with _bfloat16_products():

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from paceline.config.schema import ModelConfig
@@ -21,12 +23,17 @@ from paceline.types.errors import ModelError
 _log = logging.getLogger(__name__)
 PACKAGED: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.directory}
 """Models that a Python package carries: name -> directory, made on first use."""
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+"""Files of a hub repository that a model directory needs."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 """Tokens with which chat templates close the assistant's turn."""
 
 
 def resolve(name: str) -> Path:
-    """The Hugging Face directory of a model: a local directory or a packaged model; ModelError names the ways otherwise."""
+    """The Hugging Face directory of a model; ModelError names the three ways when `name` is none of them.
+
+    A packaged model's name, a local directory, or a hub id: its snapshot, downloaded unless HF_HUB_OFFLINE is set.
+    """
     if name in PACKAGED:
         return PACKAGED[name]()
     path = Path(name).expanduser()
@@ -34,7 +41,13 @@ def resolve(name: str) -> Path:
         if not (path / "config.json").is_file():
             raise ModelError(f"model.path = {name!r}: the directory has no config.json")
         return path
-    raise ModelError(f"model.path = {name!r}: not found")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=constants.HF_HUB_OFFLINE))
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"model.path = {name!r} is not a local directory, not a packaged model ({', '.join(PACKAGED)}), "
+            f"and not a hub id that can be had here ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
 
 
 def load(config: ModelConfig, *, parameters: torch.dtype | None = None, device: str = "cpu", train: bool = False) -> LoadedModel:

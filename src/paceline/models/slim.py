@@ -5,7 +5,7 @@ Parameters carry their Hugging Face names and are leaves, so optimizers, checkpo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +132,11 @@ class Attention(nn.Module):
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         rows = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = rows.split([heads, kv_heads, kv_heads], dim=1)
+            q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
             q, k = _rotate(self.q_norm(q), cos, sin), _rotate(self.k_norm(k), cos, sin)
         else:
-            turned, v = rows.split([heads + kv_heads, kv_heads], dim=1)
-            q, k = _rotate(turned, cos, sin).split([heads, kv_heads], dim=1)
+            turned, v = torch.split(rows, [heads + kv_heads, kv_heads], dim=1)
+            q, k = torch.split(_rotate(turned, cos, sin), [heads, kv_heads], dim=1)
         return linear(attend(self.layer, q, k, v).reshape(x.shape[0], -1), self.o_proj.weight, self.o_proj.bias)
 
 
@@ -197,6 +197,8 @@ class SlimDecoder(nn.Module):
     `parameters` is the dtype weights are stored in, `compute` the dtype of activations and products.
     """
 
+    frequencies: torch.Tensor
+
     def __init__(self, config: Any, *, compute: torch.dtype, parameters: torch.dtype | None = None, device: str = "cpu") -> None:
         """config: a transformers config object; ModelError where its architecture does not fit."""
         super().__init__()
@@ -206,7 +208,7 @@ class SlimDecoder(nn.Module):
         self.model = Body(spec, like)
         self.lm_head = None if spec.tied else bare_linear(spec.shape.width, spec.shape.vocabulary, False, like)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
-        self.shape = _counted(spec.shape, self)
+        self.shape = replace(spec.shape, parameters=sum(tensor.numel() for tensor in self.parameters()))
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
@@ -231,18 +233,3 @@ class SlimDecoder(nn.Module):
         angles = torch.cat((half, half), dim=-1)[:, None]
         wide = torch.float64 if self.compute == torch.float64 else torch.float32
         return (angles.cos() * self.spec.rope_scale).to(wide), (angles.sin() * self.spec.rope_scale).to(wide)
-
-
-def _counted(shape: Shape, model: nn.Module) -> Shape:
-    """The shape with the number of weights of `model`."""
-    return Shape(
-        shape.layers,
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.width,
-        shape.vocabulary,
-        shape.max_positions,
-        shape.scale,
-        sum(parameter.numel() for parameter in model.parameters()),
-    )

@@ -18,7 +18,7 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from paceline.models.store import sync, write_tensors
+from paceline.models.store import put_in_place, write_tensors
 from paceline.types.errors import ModelError
 
 NAME = "smollm2-135m"
@@ -106,11 +106,7 @@ def _build(source: Path, target: Path) -> None:
     write_tensors(_dequantized(source, config), aside / "model.safetensors", torch.float32)
     manifest = {file.name: [file.stat().st_size, _digest(file)] for file in sorted(aside.iterdir())}
     (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in (*aside.iterdir(), aside):
-        sync(path)
-    shutil.rmtree(target, ignore_errors=True)
-    aside.rename(target)
-    sync(target.parent)
+    put_in_place(aside, target)
 
 
 def _dequantized(source: Path, config: PreTrainedConfig) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,21 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from paceline.models.packed import LoadedModel
 from paceline.types.errors import ModelError
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _INDEX = "model.safetensors.index.json"
+_BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
+"""Files of a model directory that are not weights: config, tokenizer, templates."""
+_NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
 _DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
 """Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """A model whose checkpoint files need more than its parameters under their names."""
+
+    def save_checkpoint(self, named: Mapping[str, torch.Tensor], directory: Path) -> None:
+        """Write config and weight files of `named` into an existing directory."""
 
 
 def fingerprint(named: Named) -> str:
@@ -28,7 +41,7 @@ def fingerprint(named: Named) -> str:
     for name, tensor in sorted(named):
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        digest.update(data.reshape(-1).view(torch.uint8).numpy())
+        digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -113,3 +126,39 @@ def _check_fits(own: Mapping[str, torch.Tensor], found: Mapping[str, tuple[int, 
     missing = own.keys() - found.keys()
     if missing:
         raise ModelError(f"{path}: {len(missing)} of the model's tensors are missing, e.g. {min(missing)!r}")
+
+
+def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtype) -> None:
+    """Write a Hugging Face directory with the weights `named` in `dtype`, complete or absent; it replaces an older one.
+
+    `named` are weights of `loaded.model`, under its names. Config, tokenizer and templates come from `loaded.directory`.
+    """
+    aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    aside.mkdir(parents=True)
+    try:
+        for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
+            if file.name not in _NOT_BESIDE:
+                shutil.copyfile(file, aside / file.name)
+        config = json.loads((aside / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        if isinstance(loaded.model, SavesItself):
+            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
+        else:
+            write_tensors(named, aside / "model.safetensors", dtype)
+        put_in_place(aside, directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_in_place(aside: Path, target: Path) -> None:
+    """Move a finished directory to `target`, on disk when this returns; an older `target` goes only after it is out of the way."""
+    for path in (*aside.iterdir(), aside):
+        sync(path)
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        target.rename(old)
+    aside.rename(target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)

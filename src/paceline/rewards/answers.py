@@ -21,10 +21,11 @@ _DECORATION = ("**", "__", "```", "*", "_", "`")
 class Verifier:
     """How an answer is found and compared.
 
-    kind: `numeric` compares numbers exactly, `exact` compares text (NFC, runs of white space as one space, markdown around it and one full stop
-    at its end removed, case kept). marker: text that must stand before the answer, case-sensitive and not inside a word; only the first line with
-    text after its last occurrence counts, and without it there is no answer. which: the number that counts when there are several (numeric).
-    percent: see `numbers.equal`. Raises ConfigError for `math`, which this version does not have, and for settings without effect.
+    kind: `numeric` compares numbers exactly, `exact` compares text (NFC, runs of white space as one space, markdown around it and one
+    full stop at its end removed, case kept). marker: text that must stand before the answer, case-sensitive and not inside a word; only
+    the first line with text after its last occurrence counts, and without it there is no answer. which: the number that counts when there
+    are several (numeric). percent: see `numbers.equal`. Raises ConfigError for `math`, which this version does not have, and for settings
+    without effect.
     """
 
     kind: Kind = "numeric"
@@ -89,8 +90,9 @@ class Verifier:
 def extract(text: str, *, kind: Kind, marker: str | None = None, which: Which = "last") -> str | None:
     """The answer that a reward of this kind reads from `text`, or None when there is none.
 
-    numeric: the last (or first) number, without currency sign, markdown and punctuation; exact: the text, normalised. With `marker`, only the first
-    line with text after its last occurrence counts; no marker, no answer. Raises ConfigError for `math`, which this version does not have.
+    numeric: the last (or first) number, without currency sign, markdown and punctuation; exact: the text, normalised. With `marker`, only
+    the first line with text after its last occurrence counts; no marker, no answer. Raises ConfigError for `math`, which this version
+    does not have.
     """
     Verifier(kind, marker, which)
     scope = after_marker(text, marker)
@@ -115,7 +117,8 @@ def verify(
     """1.0 when the answer in `text` equals `gold`, else 0.0; an answer that cannot be read is 0.0, in any thread or process.
 
     timeout_s: seconds that a comparison may take, > 0; `numeric` and `exact` are linear in the length of the text and never need it.
-    Raises RewardError when `gold` itself is no answer of this kind, ConfigError for `math` (not in this version) and for settings without effect.
+    Raises RewardError when `gold` itself is no answer of this kind, ConfigError for `math` (not in this version) and for settings without
+    effect.
     """
     if timeout_s <= 0:
         raise ConfigError(f"timeout_s = {timeout_s}: more than 0 seconds")

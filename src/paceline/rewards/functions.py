@@ -2,9 +2,10 @@
 
     def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 
-Called with keyword arguments, one list entry per trajectory: `prompts` and `completions` (text; for a conversational row lists of messages),
-`completion_ids` (the sampled ids), every column of the row by its name, `gold`, and the reward's `arguments` as they are. A function without
-`**columns` gets only what it names. `trainer_state`, `log_extra` and `log_metric` do not exist here: a function that requires them is refused.
+Called with keyword arguments, one list entry per trajectory: `prompts` and `completions` (text; for a conversational row lists of
+messages), `completion_ids` (the sampled ids), every column of the row by its name, `gold`, and the reward's `arguments` as they are. A
+function without `**columns` gets only what it names. `trainer_state`, `log_extra` and `log_metric` do not exist here: a function that
+requires them is refused.
 """
 
 from __future__ import annotations
@@ -157,7 +158,9 @@ class FunctionReward:
     def _scores(self, outcome: Any, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> list[Score]:
         row = _describe(prompts, trajectories)
         if not isinstance(outcome, (list, tuple, np.ndarray)):
-            raise RewardError(f"reward {self.name} returned {type(outcome).__name__} on {row}: expected a list of {len(trajectories)} values")
+            raise RewardError(
+                f"reward {self.name} returned {type(outcome).__name__} on {row}: expected a list of {len(trajectories)} values"
+            )
         if len(outcome) != len(trajectories):
             raise RewardError(f"reward {self.name} returned {len(outcome)} values for {len(trajectories)} completions on {row}")
         return [Score(self._value(value, p, t)) for value, p, t in zip(outcome, prompts, trajectories, strict=True)]

@@ -32,14 +32,16 @@ class Part:
 
 
 class Judge:
-    """Scores groups. reward = sum of weight x value over the functions that apply (value not None); outcome = the same over `outcome` functions.
+    """Scores groups. reward = sum of weight x value over the functions that apply (value not None); outcome = the same over `outcome`
+    functions.
 
-    With `permute_seed`, rewards and outcomes are permuted together within each group (a control experiment in which nothing can be learned); parts
-    and scores stay with their trajectories, so that accuracy is still measured.
+    With `permute_seed`, rewards and outcomes are permuted together within each group (a control experiment in which nothing can be
+    learned); parts and scores stay with their trajectories, so that accuracy is still measured.
     """
 
     def __init__(self, parts: Sequence[Part], *, permute_seed: int | None = None, loop: Loop | None = None) -> None:
-        """Raises ConfigError without any reward, without one that gives the outcome, for equal names and for weights that are not finite."""
+        """Raises ConfigError without any reward, without one that gives the outcome, for equal names and for weights that are not
+        finite."""
         names = [part.reward.name for part in parts]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if not parts or not any(part.outcome for part in parts):
@@ -89,7 +91,9 @@ class Judge:
         if self._loop is not None:
             self._loop.close()
 
-    def _total(self, parts: Mapping[str, tuple[float | None, ...]], prompt: Prompt, trajectory: Trajectory, i: int, *, outcome: bool) -> float:
+    def _total(
+        self, parts: Mapping[str, tuple[float | None, ...]], prompt: Prompt, trajectory: Trajectory, i: int, *, outcome: bool
+    ) -> float:
         counted = [(part.weight, parts[part.reward.name][i]) for part in self.parts if part.outcome or not outcome]
         values = [weight * value for weight, value in counted if value is not None]
         if not values:
@@ -100,7 +104,8 @@ class Judge:
 
 
 def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None) -> Judge:
-    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`. Raises ConfigError with key and value."""
+    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`. Raises ConfigError with key and
+    value."""
     loop = Loop()
     parts = [Part(_reward(config, scorer, loop), config.weight, config.outcome) for config in configs]
     return Judge(parts, permute_seed=permute_seed, loop=loop)
@@ -122,7 +127,9 @@ def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:
     name = config.name or config.kind
     unknown = sorted(set(config.arguments) - set(_ARGUMENTS[config.kind]))
     if unknown:
-        raise ConfigError(f"reward {name}: unknown arguments {', '.join(unknown)}; {config.kind} takes {', '.join(_ARGUMENTS[config.kind])}")
+        raise ConfigError(
+            f"reward {name}: unknown arguments {', '.join(unknown)}; {config.kind} takes {', '.join(_ARGUMENTS[config.kind])}"
+        )
     arguments: dict[str, Any] = dict(config.arguments)
     if config.kind != "task":
         return VerifierReward(name, Verifier(config.kind, **arguments))

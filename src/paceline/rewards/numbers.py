@@ -1,10 +1,10 @@
 """Numbers in free text, read exactly: the notation, what is refused, and when two of them are equal.
 
-Read: an attached sign (`-5`, `−5`), a currency sign before or between (`$18`, `-$5`), digits with English thousands (`1,234,567`), a decimal
-point, an exponent (`1.5e3`), a fraction (`3/4`, `\\frac{3}{4}`), a mixed number (`2 1/2`), a percent sign or word. Markdown, units, brackets and
-punctuation around a number are not part of it. Not read: a number that follows a letter (`x2`), an exponent (`cm^2`), a power (`10^5`: found, but
-without a value). Commas that do not form groups of three separate numbers. A minus with a space after it is a dash (`- 5` is a list item).
-Values are fractions, so nothing is rounded: 0.1 + 0.2 is 0.3, and 0.33 is not 1/3.
+Read: an attached sign (`-5`, `−5`), a currency sign before or between (`$18`, `-$5`), digits with English thousands (`1,234,567`), a
+decimal point, an exponent (`1.5e3`), a fraction (`3/4`, `\\frac{3}{4}`), a mixed number (`2 1/2`), a percent sign or word. Markdown,
+units, brackets and punctuation around a number are not part of it. Not read: a number that follows a letter (`x2`), an exponent (`cm^2`),
+a power (`10^5`: found, but without a value). Commas that do not form groups of three separate numbers. A minus with a space after it is a
+dash (`- 5` is a list item). Values are fractions, so nothing is rounded: 0.1 + 0.2 is 0.3, and 0.33 is not 1/3.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def resolve(reference: str) -> Callable[..., Any]:
     target: Any = _from_file(Path(where), reference) if where.endswith(".py") else _from_module(where, reference)
     for part in name.split("."):
         if not hasattr(target, part):
-            present = ", ".join(key for key, value in vars(target).items() if callable(value) and not key.startswith("_")) or "nothing callable"
-            raise ConfigError(f"function = {reference!r}: {where} has no {part!r}; it has {present}")
+            present = ", ".join(key for key in dir(target) if not key.startswith("_") and callable(getattr(target, key)))
+            raise ConfigError(f"function = {reference!r}: {where} has no {part!r}; it has {present or 'nothing callable'}")
         target = getattr(target, part)
     if not callable(target):
         raise ConfigError(f"function = {reference!r}: {type(target).__name__} is not callable")
@@ -48,7 +48,8 @@ def _from_file(path: Path, reference: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, so that its own dataclasses and pickles find it
     try:

@@ -18,7 +18,7 @@ Scorer = Callable[[Prompt, str], float]
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifierReward:
     """`numeric` or `exact`: 1 for the gold answer, else 0 with a reason."""
 
@@ -40,12 +40,13 @@ class VerifierReward:
             raise RewardError(f"reward {self.name} on row {prompt.row} of {prompt.task or 'the task'}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskReward:
     """The task's own scorer on an answer cut out of the completion.
 
-    answer: `tag` = inside the last `<answer>...</answer>` (reasoning-gym's convention), `number` = the last number as written, `text` = everything.
-    marker: for `number` and `text`, only the first line with text after the last marker. No answer scores 0 and never reaches the scorer.
+    answer: `tag` = inside the last `<answer>...</answer>` (reasoning-gym's convention), `number` = the last number as written, `text` =
+    everything. marker: for `number` and `text`, only the first line with text after the last marker. No answer scores 0 and never reaches
+    the scorer.
     """
 
     name: str
@@ -70,7 +71,7 @@ class TaskReward:
         try:
             value = float(self.scorer(prompt, answer))
         # Scorers of foreign packages raise on odd answers. Only one that still likes its own gold has judged the answer; else it is broken.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             self._blame(prompt, error)
             return Score(0.0, f"scorer raised {type(error).__name__}", parsed=False, extracted=answer)
         if not math.isfinite(value):
@@ -83,7 +84,7 @@ class TaskReward:
             raise RewardError(broken) from error
         try:
             self.scorer(prompt, prompt.gold)
-        except Exception:
+        except Exception:  # noqa: BLE001
             raise RewardError(broken) from error
 
     def _extract(self, text: str) -> tuple[str | None, str]:

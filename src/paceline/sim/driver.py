@@ -328,8 +328,15 @@ class Simulation:
         seconds = self.world.load_seconds
         instance = self.instances.get(command.instance)
         if self.world.chance(self.world.load_failure, w.LOAD, command.id):
-            return self._after(seconds, self._fails(command.id, "the transfer broke"))
+            return self._after(seconds, lambda: self._load_failed(command, instance))
         self._after(seconds, lambda: self._live(command, instance))
+
+    def _load_failed(self, command: c.LoadWeights, instance: Instance | None) -> e.Event | None:
+        """The pool gives the instance up and starts it again."""
+        if instance is None or not instance.up or self._lost(command.instance) is None:
+            return None
+        self._after(1.0, lambda: self._up(instance.spec))
+        return e.CommandFailed(command.id, "the transfer broke")
 
     def _live(self, command: c.LoadWeights, instance: Instance | None) -> e.Event | None:
         if instance is None or not instance.up:

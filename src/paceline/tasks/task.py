@@ -6,6 +6,8 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import date, time
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +29,13 @@ _SHOWN = 10
 class RowTask:
     """A Task over rendered rows held in memory.
 
-    Data order: epoch e is the rows sorted by BLAKE2b(seed, e, row number), or file order without shuffle. So the order needs no state to resume,
-    and rows that are left out do not change the order of the others.
+    Data order: epoch e is the rows sorted by BLAKE2b(seed, e, row number), or file order without shuffle. So the order needs no state to
+    resume, and rows that are left out do not change the order of the others.
     """
 
-    def __init__(self, prompts: Iterable[Prompt], *, seed: int, shuffle: bool, counts: Mapping[str, int], skipped: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, prompts: Iterable[Prompt], *, seed: int, shuffle: bool, counts: Mapping[str, int], skipped: tuple[str, ...] = ()
+    ) -> None:
         """prompts: rows in source order, each with its `row` number. Raises DataError when there are none."""
         self._prompts = tuple(prompts)
         self._seed = seed
@@ -60,7 +64,9 @@ class RowTask:
         digest = hashlib.blake2b(f"{self._seed}/{self._shuffle}".encode(), digest_size=16)
         for prompt in self._prompts:
             digest.update(prompt.ids.tobytes())
-            digest.update(_canonical((prompt.row, prompt.text, prompt.gold, prompt.columns, prompt.messages)).encode("utf-8", "surrogatepass"))
+            digest.update(
+                _canonical((prompt.row, prompt.text, prompt.gold, prompt.columns, prompt.messages)).encode("utf-8", "surrogatepass")
+            )
         return digest.hexdigest()
 
     def excluding(self, questions: set[str]) -> RowTask:
@@ -81,9 +87,9 @@ def load(
 ) -> RowTask:
     """Load and render a task; everything that can be wrong with its rows is found here, before anything is generated.
 
-    seed: the run's seed, for the data order. max_prompt_tokens: rows whose prompt is longer are refused together, with id, length and limit, or left
-    out and counted; no prompt is ever cut. Raises ConfigError for the mapping or the generator, DataError for rows (file, row, column, reason), for a
-    missing column or file, and when no row is left.
+    seed: the run's seed, for the data order. max_prompt_tokens: rows whose prompt is longer are refused together, with id, length and
+    limit, or left out and counted; no prompt is ever cut. Raises ConfigError for the mapping or the generator, DataError for rows (file,
+    row, column, reason), for a missing column or file, and when no row is left.
     """
     rows: Callable[[TaskConfig], Iterator[Row | BadRow]] = importlib.import_module(_SOURCES[config.kind]).rows
     name = config.name if config.kind == "reasoning_gym" else Path(config.path).stem
@@ -188,4 +194,4 @@ def _canonical(value: Any) -> str:
         return _canonical(value.tolist())
     if value is None or isinstance(value, (str, bytes, bool, int, float)):
         return repr(value)
-    return type(value).__name__ + (f"({value})" if type(value).__str__ is not object.__str__ else "")
+    return f"{type(value).__name__}({value})" if isinstance(value, (date, time, Decimal)) else type(value).__name__

@@ -88,10 +88,10 @@ class Live(Rule):
         if self.book.stop is not None:
             return f"{command} followed Stop"
         if (seconds := self.seconds.get(type(command))) is not None:
-            heappush(self.due, (now + seconds, command.id))
             if len(self.due) > 64 + 2 * len(self.book.open):
                 self.due = [wait for wait in self.due if wait[1] in self.book.open]
                 heapify(self.due)
+            heappush(self.due, (now + seconds, command.id))
         return None
 
     def _warn(self, command: c.Warn, now: float) -> str | None:

@@ -1,0 +1,104 @@
+"""metrics.jsonl: one line per (axis, step), whole and readable at every moment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.types.errors import CheckpointError
+
+_RESERVED = ("axis", "step", "lineage")
+
+
+class JsonlTracker:
+    """Appends `{"axis": "update", "step": 7, "lineage": 0, "reward": 0.5, ...}` and flushes every line.
+
+    Each axis counts for itself and ascends. Opening an existing file starts the next lineage: a resumed run may log a step again, and the
+    lineage marks which line holds (`read` gives those). A line that a crash cut short is ended, and skipped by `read`. Numbers that JSON
+    does not have are the strings "NaN", "Infinity" and "-Infinity", which `float` reads back.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open for appending; the directory must exist."""
+        self._path = Path(path)
+        before = list(_lines(self._path)) if self._path.exists() else []
+        self.lineage = 1 + max((line["lineage"] for line in before), default=-1)
+        """0 for a new file, one more each time it is opened again."""
+        self.last: dict[str, int] = {line["axis"]: line["step"] for line in _surviving(before)}
+        """Last step of each axis that the file holds, earlier lineages included."""
+        self._own: dict[str, int] = {}
+        self._file = self._path.open("a+b")
+        _end_cut_line(self._file)
+
+    def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
+        """Write one line. Raises ValueError for a step that does not ascend within this lineage, and for a value that has no place in
+        JSON."""
+        if step <= self._own.get(axis, step - 1):
+            raise ValueError(f"axis {axis!r}: step {step} after step {self._own[axis]}; steps ascend, one line per step")
+        taken = [name for name in _RESERVED if name in values]
+        if taken:
+            raise ValueError(f"metric {taken[0]!r} is a name of the line itself")
+        row = {"axis": axis, "step": int(step), "lineage": self.lineage, **{name: plain(name, value) for name, value in values.items()}}
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        self._own[axis] = self.last[axis] = int(step)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._file.close()
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The lines that hold, in order of writing: where a later lineage began an axis again at step s, earlier lines of that axis from s on
+    are void."""
+    return _surviving(list(_lines(Path(path))))
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value as JSON has it: numpy scalars and arrays become numbers and lists, non-finite numbers strings. ValueError names the
+    metric."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(f"{name}/{key}", item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(name, item) for item in value]
+    raise ValueError(f"metric {name!r}: {type(value).__name__} has no place in JSON")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # cut short by a crash
+        if not isinstance(row, dict) or any(name not in row for name in _RESERVED):
+            raise CheckpointError(f"{path} line {number}: not a line of metrics (axis, step, lineage)")
+        yield row
+
+
+def _surviving(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = []
+    begun: dict[str, tuple[int, int]] = {}
+    for row in reversed(rows):
+        lineage, first = begun.get(row["axis"], (row["lineage"], row["step"]))
+        if row["lineage"] == lineage or row["step"] < first:
+            kept.append(row)
+            begun[row["axis"]] = (row["lineage"], min(first, row["step"]))
+    return kept[::-1]
+
+
+def _end_cut_line(file: Any) -> None:
+    if file.seek(0, 2):
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            file.write(b"\n")

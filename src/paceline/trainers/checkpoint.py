@@ -1,0 +1,59 @@
+"""The trainer's state on disk: master weights and moments as safetensors, counters as JSON. No pickles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from paceline.models.store import sync, write_tensors
+from paceline.types.errors import CheckpointError
+
+MASTER, MOMENTS, COUNTERS = "master.safetensors", "optimizer.safetensors", "trainer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a trainer counts."""
+
+    update: int = 0
+    """Updates issued."""
+    skipped: int = 0
+    """Updates skipped for a non-finite value, ever."""
+    skipped_in_a_row: int = 0
+    version: int | None = 0
+    """Version that the weights are exactly; None once an update moved them."""
+
+
+def save(directory: Path, master: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor], counters: Counters) -> None:
+    """Write the three files, fsynced. The counters come last: without them the state does not count as complete."""
+    dtype = next(iter(master.values())).dtype
+    write_tensors(master.items(), directory / MASTER, dtype)
+    write_tensors(moments.items(), directory / MOMENTS, dtype)
+    path = directory / COUNTERS
+    path.write_text(json.dumps(asdict(counters)))
+    sync(path)
+    sync(directory)
+
+
+def read(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Counters]:
+    """Master weights, moments and counters; CheckpointError names the file that is missing or damaged."""
+    path = directory / COUNTERS
+    try:
+        counters = Counters(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: missing or damaged ({error})") from error
+    return _tensors(directory / MASTER), _tensors(directory / MOMENTS), counters
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: missing or damaged ({error})") from error
+    return tensors

@@ -1,0 +1,101 @@
+"""Metrics that add up: over micro-batches to a dispatch, over dispatches to an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.algo.shaping import length_metrics
+from paceline.types.records import ScoredGroup
+
+
+@dataclass(slots=True)
+class Tally:
+    """Weighted means by name; names that end in /min or /max keep the extreme; `seconds` add up."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    extremes: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    fresh: list[np.ndarray] = field(default_factory=list)
+    """|behaviour - learner| log-probs of tokens sampled from exactly the present weights, nats."""
+    moved: list[np.ndarray] = field(default_factory=list)
+    """The same of tokens sampled from earlier weights, where a difference is real."""
+
+    def add(self, metrics: Mapping[str, float], weight: float) -> None:
+        """Count means over `weight` tokens (or groups)."""
+        for name, value in metrics.items():
+            if name.endswith(("/min", "/max")):
+                choose = min if name.endswith("/min") else max
+                self.extremes[name] = choose(self.extremes.get(name, value), value)
+            else:
+                self.sums[name] = self.sums.get(name, 0.0) + value * weight
+                self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def spend(self, name: str, seconds: float) -> None:
+        """Add wall time under `seconds/name`."""
+        self.seconds[f"seconds/{name}"] = self.seconds.get(f"seconds/{name}", 0.0) + seconds
+
+    def merge(self, other: Tally) -> None:
+        """Count everything of another tally too."""
+        for name, value in other.sums.items():
+            weight = other.weights[name]
+            self.add({name: value / weight if weight else 0.0}, weight)
+        self.add(other.extremes, 0)
+        for name, seconds in other.seconds.items():
+            self.spend(name.removeprefix("seconds/"), seconds)
+        self.fresh += other.fresh
+        self.moved += other.moved
+
+    def values(self) -> dict[str, float]:
+        """Everything by name; see docs/design/trainer.md for what each means."""
+        means = {name: value / self.weights[name] for name, value in self.sums.items() if self.weights[name]}
+        return means | self.extremes | self.seconds | self._gaps()
+
+    def gap(self) -> float | None:
+        """Mean absolute difference engine to trainer on fresh tokens, nats; None without any."""
+        fresh = np.concatenate(self.fresh) if self.fresh else np.zeros(0)
+        return float(fresh.mean()) if fresh.size else None
+
+    def _gaps(self) -> dict[str, float]:
+        fresh = np.concatenate([np.zeros(0), *self.fresh])
+        every = np.concatenate([fresh, *self.moved])
+        metrics = {"logprob_gap/tokens": float(fresh.size)}
+        if fresh.size:
+            metrics |= {
+                "logprob_gap/mean": float(fresh.mean()),
+                "logprob_gap/p99": float(np.quantile(fresh, 0.99)),
+                "logprob_gap/max": float(fresh.max()),
+            }
+        if every.size:
+            metrics |= {
+                "sampling/sampling_logp_difference/mean": float(every.mean()),
+                "sampling/sampling_logp_difference/max": float(every.max()),
+            }
+        return metrics
+
+
+def group_metrics(groups: Sequence[ScoredGroup], no_signal: Sequence[bool]) -> dict[str, float]:
+    """Rewards and lengths of an update's groups, under TRL's names. `no_signal`: groups whose advantages are all zero.
+
+    `reward_std` is the mean over groups of the deviation within the group (divisor n - 1); `rewards/NAME/std` spreads over all
+    samples. Lengths are as sampled, whatever the mask leaves out.
+    """
+    rewards = [np.asarray(group.rewards, dtype=np.float64) for group in groups]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    metrics = {
+        "reward": float(np.concatenate(rewards).mean()),
+        "reward_std": float(np.mean([_deviation(values) for values in rewards])),
+        "frac_reward_zero_std": float(np.mean(no_signal)),
+    }
+    for name in sorted({name for group in groups for name in group.parts}):
+        values = np.array([value for group in groups for value in group.parts.get(name, ()) if value is not None], dtype=np.float64)
+        if values.size:
+            metrics |= {f"rewards/{name}/mean": float(values.mean()), f"rewards/{name}/std": _deviation(values)}
+    return metrics | length_metrics([len(t.ids) for t in trajectories], [t.finish == "length" for t in trajectories])
+
+
+def _deviation(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if values.size > 1 else 0.0
