@@ -82,3 +82,15 @@ async def within(answer: Awaitable[Any], seconds: float) -> Any:
         task.cancel()
         raise TimeoutError
     return task.result()
+
+
+async def together(*work: Awaitable[Any]) -> list[Any]:
+    """Results in order; the first error cancels and awaits the rest, so that nothing half-started stays behind."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

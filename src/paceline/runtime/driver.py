@@ -49,6 +49,7 @@ class Driver:
         self._began = clock()
         self._queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.post(Started())
 
     def now(self) -> float:
         """Seconds since the lineage started."""
@@ -62,13 +63,14 @@ class Driver:
         """End the run with an error that no policy covers."""
         self._queue.put_nowait(error)
 
-    async def run(self, performers: Mapping[type, Performer], before_commit: Callable[[Sequence[Command]], None] = lambda commands: None) -> Stop:
+    async def run(
+        self, performers: Mapping[type, Performer], before_commit: Callable[[Sequence[Command]], None] = lambda commands: None
+    ) -> Stop:
         """Run until the machine says stop. `before_commit` makes the payloads durable that commands rely on.
 
         Raises RuleViolated, or whatever `fail` was given. No task of this driver is left when it returns.
         """
-        self.post(Started())
-        timer = self.background(self._tick())
+        self.background(self._tick())
         try:
             while True:
                 commands = self._decide(await self._arrived())
@@ -82,10 +84,14 @@ class Driver:
                     self._perform(performers, command)
         finally:
             self._ledger.commit()
-            timer.cancel()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.close()
+
+    async def close(self) -> None:
+        """Cancel and await everything that still runs."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the loop; it ends with the run, and an error in it ends the run."""

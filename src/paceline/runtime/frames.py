@@ -36,10 +36,10 @@ class RemoteError:
     def rebuild(self, worker: str) -> Exception:
         """The exception to raise in the caller; the worker's traceback is attached as a note."""
         kind = getattr(errors, self.name, None) or getattr(builtins, self.name, None)
-        known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-        error = kind(self.text) if known else errors.PacelineError(f"{self.name}: {self.text}")
+        error: Exception = errors.PacelineError(f"{self.name}: {self.text}")
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+            error = kind(self.text)
         error.add_note(f"raised in worker {worker}:\n{self.trace.rstrip()}")
-        assert isinstance(error, Exception)
         return error
 
 

@@ -124,5 +124,3 @@ def _times(times: Times, sampled: int) -> dict[str, float]:
 
 def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-

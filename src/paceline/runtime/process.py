@@ -25,7 +25,9 @@ LAST_WORDS = 2000
 class ProcessWorker:
     """A handle on a worker process. Calls are answered in order."""
 
-    def __init__(self, spec: WorkerSpec, process: Process, log: Path | None, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: WorkerSpec, process: Process, log: Path | None, on_report: Callable[[Any], None], on_lost: Callable[[str], None]
+    ) -> None:
         self.name = spec.name
         self.pid = process.pid
         self._process = process

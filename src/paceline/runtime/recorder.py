@@ -18,7 +18,9 @@ OnProgress = Callable[[Progress], None]
 class Recorder:
     """Collects between two updates, and writes a row at each. Steps of an axis ascend, also across a resume from `update`."""
 
-    def __init__(self, trackers: Sequence[Tracker], on_progress: OnProgress, watch: Stopwatch, total: int, update: int) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker], on_progress: OnProgress, watch: Stopwatch, total: int, update: int, lineage: int
+    ) -> None:
         self._trackers = trackers
         self._on_progress = on_progress
         self._watch = watch
@@ -29,9 +31,14 @@ class Recorder:
         self._terminal = {"filtered": 0, "failed": 0}
         self._tokens = 0
         self._staleness = 0
-        self.verifier_errors = 0
-        self.failed_attempts = 0
+        self._verifier_errors = 0
+        self._failed_attempts = 0
         self.restarts = 0
+
+    @property
+    def update(self) -> int:
+        """Updates done, those of earlier lineages included."""
+        return self._update
 
     def dispatched(self, command: Dispatch) -> None:
         """Groups were consumed."""
@@ -42,11 +49,19 @@ class Recorder:
         if command.state != "trained":
             self._terminal[command.state] += 1
 
+    def count_verifier_error(self) -> None:
+        """A group could not be judged."""
+        self._verifier_errors += 1
+
+    def count_failed_attempt(self) -> None:
+        """An attempt ended without a trajectory."""
+        self._failed_attempts += 1
+
     def updated(self, command: Dispatch, groups: list[ScoredGroup], report: UpdateReport) -> None:
         """An update is done: write its row."""
         row = update_metrics(groups, report, self._watch.cut(), self._counts())
         self._update, self._tokens = command.update, int(row["num_tokens"])
-        self.verifier_errors = self.failed_attempts = self._staleness = 0
+        self._verifier_errors = self._failed_attempts = self._staleness = 0
         self._terminal = dict.fromkeys(self._terminal, 0)
         self.log("update", command.update, row)
         for warning in self._alarms.feed(row):
@@ -81,10 +96,10 @@ class Recorder:
     def _counts(self) -> Counts:
         return Counts(
             staleness=self._staleness,
-            verifier_errors=self.verifier_errors,
+            verifier_errors=self._verifier_errors,
             filtered_groups=self._terminal["filtered"],
             failed_groups=self._terminal["failed"],
-            failed_attempts=self.failed_attempts,
+            failed_attempts=self._failed_attempts,
             restarts=self.restarts,
             tokens_before=self._tokens,
         )

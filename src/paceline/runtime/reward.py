@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from paceline.core.commands import Materialize
 from paceline.core.events import CommandFailed, Event, GroupMaterialized
 from paceline.runtime.board import Board
-from paceline.runtime.calls import Seat
+from paceline.runtime.calls import Seat, together
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import PacelineError, RewardError, WorkerLost
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
@@ -37,7 +37,7 @@ class RewardFleet:
     async def start(self, restart: Callable[[Seat, str], None]) -> None:
         """Start every worker together. `restart(seat, reason)` is called when one is lost later."""
         self._restart = restart
-        await asyncio.gather(*(self._fill(seat) for seat in self._seats))
+        await together(*(self._fill(seat) for seat in self._seats))
 
     async def replace(self, seat: Seat, reason: str) -> None:
         """Start a lost worker again. Raises WorkerLost when it keeps dying."""

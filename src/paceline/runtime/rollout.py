@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from paceline.core.commands import Abort, Admit
 from paceline.core.events import Aborted, Event, InstanceLost, InstanceReport, InstanceUp, TrajectoryFailed, TrajectoryFinished
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.runtime.board import Board
-from paceline.runtime.calls import Seat
+from paceline.runtime.calls import Seat, together
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
@@ -45,8 +46,7 @@ class RolloutFleet:
         self._seed = seed
         self._post = post
         self._restart: Callable[[str, str], None] = lambda name, reason: None
-        self.failed_attempts = 0
-        """Since `take_failed`; read by the recorder."""
+        self.on_failure: Callable[[], None] = lambda: None
         self.on_eval: Callable[[Trajectory | Failure], None] = lambda ended: None
         self.on_loss: Callable[[str, str], None] = lambda name, reason: None
 
@@ -62,7 +62,7 @@ class RolloutFleet:
     async def start(self, restart: Callable[[str, str], None]) -> list[InstanceInfo]:
         """Start every instance together. `restart(name, reason)` is called when one is lost later."""
         self._restart = restart
-        return list(await asyncio.gather(*(self._fill(name) for name in self._instances)))
+        return await together(*(self._fill(name) for name in self._instances))
 
     async def replace(self, name: str, reason: str) -> None:
         """Start a lost instance again and tell the machine. Raises WorkerLost when it keeps dying."""
@@ -121,10 +121,8 @@ class RolloutFleet:
         return Request(command.group, command.sample, command.attempt, prompt.ids, self._sampling, self._seed, command.version)
 
     async def _while_there(self, call: Any) -> None:
-        try:
+        with contextlib.suppress(WorkerLost):  # its loss is an event of its own, and covers everything that ran there
             await call
-        except WorkerLost:
-            pass  # its loss is an event of its own, and covers everything that ran there
 
     def _ended(self, name: str, ended: Trajectory | Failure) -> None:
         instance = self._instances[name]
@@ -135,7 +133,7 @@ class RolloutFleet:
             return
         self._forget(instance, key)
         if isinstance(ended, Failure):
-            self.failed_attempts += 1
+            self.on_failure()
             self._post(TrajectoryFailed(command.id, *key, name, ended.error))
             return
         instance.seat.useful()
@@ -160,5 +158,13 @@ def _finished(command: Admit, trajectory: Trajectory) -> TrajectoryFinished:
     versions = trajectory.columns[VERSION]
     low, high = (int(versions.min()), int(versions.max())) if len(versions) else (command.version, command.version)
     return TrajectoryFinished(
-        command.id, command.group, command.sample, command.attempt, command.instance, len(trajectory.ids), low, high, trajectory.finish == "length"
+        command.id,
+        command.group,
+        command.sample,
+        command.attempt,
+        command.instance,
+        len(trajectory.ids),
+        low,
+        high,
+        trajectory.finish == "length",
     )

@@ -66,7 +66,11 @@ class RunDir:
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
         if self.ledger.exists() != resume:
             lock.close()
-            hint = "nothing to resume: no run lies here" if resume else "a run lies here already: continue it with --resume, or choose another run.dir"
+            hint = (
+                "nothing to resume: no run lies here"
+                if resume
+                else "a run lies here already: continue it with --resume, or choose another run.dir"
+            )
             raise ConfigError(f"run.dir = {self.root}: {hint}")
         self._lock = lock
         for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
@@ -129,7 +133,9 @@ def read_resume(checkpoint: Path) -> ResumeInfo:
 
 def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: Path) -> None:
     """Refuse to resume with other parts than the checkpoint was made with; names every part that differs."""
-    changed = [f"{name}: {saved.get(name)} -> {present.get(name)}" for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
+    changed = [
+        f"{name}: {saved.get(name)} -> {present.get(name)}" for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)
+    ]
     if changed:
         raise CheckpointError(f"{where}: the checkpoint belongs to another run; changed since: " + "; ".join(changed))
 

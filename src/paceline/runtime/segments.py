@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from paceline.core.commands import Dispatch
 from paceline.runtime.rundir import write_durably
-from paceline.types.records import ScoredGroup
+from paceline.types.records import LOGPROB, VERSION, ScoredGroup
 
 SCHEMA = pa.schema(
     [
@@ -44,9 +44,23 @@ class Segments:
 def _rows(group: ScoredGroup, update: int) -> list[dict[str, Any]]:
     return [
         {
-            "group": group.group, "sample": t.sample, "attempt": t.attempt, "update": update, "row": group.prompt.row, "task": group.prompt.task,
-            "gold": group.prompt.gold, "prompt_ids": t.prompt_ids, "ids": t.ids, "logprob": t.columns["logprob"], "version": t.columns["version"],
-            "finish": t.finish, "text": t.text, "reward": reward, "outcome": outcome, "instance": t.instance, "seconds": t.seconds,
+            "group": group.group,
+            "sample": t.sample,
+            "attempt": t.attempt,
+            "update": update,
+            "row": group.prompt.row,
+            "task": group.prompt.task,
+            "gold": group.prompt.gold,
+            "prompt_ids": t.prompt_ids,
+            "ids": t.ids,
+            "logprob": t.columns[LOGPROB],
+            "version": t.columns[VERSION],
+            "finish": t.finish,
+            "text": t.text,
+            "reward": reward,
+            "outcome": outcome,
+            "instance": t.instance,
+            "seconds": t.seconds,
         }
         for t, reward, outcome in zip(group.trajectories, group.rewards, group.outcomes, strict=True)
-    ]  # fmt: skip
+    ]

@@ -6,14 +6,14 @@ probe tokens through its serving path; both values go into WeightsLive beside th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.core.commands import LoadWeights, Publish, Retire
 from paceline.core.events import Event, Published, WeightsLive
+from paceline.ports.data import Task
 from paceline.ports.weights import WeightStore
 from paceline.runtime.calls import Seat
 from paceline.runtime.stopwatch import Stopwatch
@@ -39,13 +39,13 @@ class Weights:
     """Versions in the store and on the instances."""
 
     def __init__(
-        self, store: WeightStore, trainer: Seat, seat: Callable[[str], Seat], probe_ids: npt.NDArray[np.int32], dtype: str, watch: Stopwatch,
+        self, store: WeightStore, trainer: Seat, seat: Callable[[str], Seat], probe_ids: Sequence[int], dtype: str, watch: Stopwatch,
         post: Callable[[Event], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._trainer = trainer
         self._seat = seat
-        self._probe_ids = tuple(int(token) for token in probe_ids)
+        self._probe_ids = tuple(probe_ids)
         self._bound = PROBE_BOUND[dtype]
         self._watch = watch
         self._post = post
@@ -96,6 +96,11 @@ def probe_error(trainer: ProbeReport, engine: ProbeReport) -> float:
     return float(difference.max()) if np.isfinite(difference).all() else float("inf")
 
 
-def probe_tokens(prompts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
-    """Fixed probe tokens: the first PROBE_TOKENS of the first prompts, so that they are text of the run's own kind."""
-    return np.concatenate(prompts)[:PROBE_TOKENS]
+def probe_tokens(task: Task) -> tuple[int, ...]:
+    """Fixed probe tokens: the first PROBE_TOKENS of the task's first prompts, so that they are text of the run's own kind."""
+    tokens: list[int] = []
+    for position in range(len(task)):
+        tokens += task.prompt(position).ids.tolist()
+        if len(tokens) >= PROBE_TOKENS:
+            break
+    return tuple(tokens[:PROBE_TOKENS])
