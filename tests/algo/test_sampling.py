@@ -75,10 +75,10 @@ def test_filters_agree_with_a_plain_sorted_reference(seed, vocabulary, top_p, to
     weights = rng.exponential(size=vocabulary).astype(np.float64) ** rng.uniform(0.05, 4)
     if coarse:
         weights = np.ceil(weights * 3)
-    mask = keep_mask(torch.from_numpy(weights)[None], torch.tensor([top_p]), torch.tensor([top_k]))[0].numpy()
+    mask = keep_mask(torch.from_numpy(weights)[None], torch.tensor([top_p], dtype=torch.float64), torch.tensor([top_k]))[0].numpy()
     order = sorted(range(vocabulary), key=lambda i: (-weights[i], i))[: top_k or vocabulary]
     mass = np.cumsum(weights[order])
-    p = float(np.float32(top_p))
+    p = top_p
     count = len(order) if p >= 1 else min(len(order), int((mass < p * mass[-1] * (1 - 1e-12)).sum()) + 1)
     assert sorted(order[:count]) == np.nonzero(mask)[0].tolist()
 

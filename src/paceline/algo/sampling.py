@@ -40,9 +40,9 @@ class Knobs:
     """Settings of N rows as tensors, each [N]."""
 
     temperature: torch.Tensor
-    """float32; 0 = greedy."""
+    """float64; 0 = greedy."""
     top_p: torch.Tensor
-    """float32."""
+    """float64."""
     top_k: torch.Tensor
     """int64; 0 = no filter."""
 
@@ -50,8 +50,8 @@ class Knobs:
     def of(cls, rows: Sequence[Sampling]) -> Knobs:
         """One entry per row, in order."""
         return cls(
-            torch.tensor([r.temperature for r in rows], dtype=torch.float32),
-            torch.tensor([r.top_p for r in rows], dtype=torch.float32),
+            torch.tensor([r.temperature for r in rows], dtype=torch.float64),
+            torch.tensor([r.top_p for r in rows], dtype=torch.float64),
             torch.tensor([r.top_k for r in rows], dtype=torch.int64),
         )
 

@@ -160,10 +160,10 @@ class TorchEngine:
         prompt = PromptKV(tuple(ids[:half]))
         track = Track(prompt)
         self._pool.extend(prompt.span, self._pool.needed(half))
-        self._pool.extend(track.own, self._pool.needed(len(ids) - half))
         hidden = [self._forward([], [prompt])]
         for token in ids[half:-1]:
             track.tokens.append(token)
+            self._pool.extend(track.own, self._pool.needed(len(track.tokens)) - len(track.own.places))
             hidden.append(self._forward([track], []))
         self._pool.release(prompt.span)
         self._pool.release(track.own)

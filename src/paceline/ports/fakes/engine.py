@@ -1,0 +1,181 @@
+"""A rollout engine without a model: tokens from the same counters, lengths by a function, failures on demand."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.algo.counter import stream_key, uniforms
+from paceline.ports.rollout import EngineLoad, Failure
+from paceline.types.errors import EngineError
+from paceline.types.progress import ProbeReport
+from paceline.types.records import LOGPROB, VERSION, FinishReason, Request, Trajectory
+from paceline.types.weights import InstanceInfo, WeightsRef
+
+
+def counted_length(request: Request) -> int:
+    """Sampled tokens before and including the end of a trajectory: 1 to 1.25 x max_tokens, from the request's own numbers."""
+    return 1 + int(uniforms(_numbers(request), 0, lane=1) * 1.25 * request.sampling.max_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    request: Request
+    started: float
+    length: int
+    ids: list[int] = field(default_factory=list)
+
+
+class FakeEngine:
+    """Engine, Cancels and HoldsWeights of `ports.rollout` in memory.
+
+    Every running trajectory gets one token per step, drawn from all ids below `vocabulary` but `eos_id` with its counter-based
+    number; the token at its length is `eos_id`. Tokens do not depend on version, order or neighbours. Requests start in
+    order of submission while a slot is free and their worst case fits. Stop strings and filters have no effect.
+    """
+
+    def __init__(
+        self,
+        *,
+        instance: str = "fake",
+        slots: int = 8,
+        kv_tokens: int = 1 << 30,
+        vocabulary: int = 100,
+        eos_id: int = 2,
+        length: Callable[[Request], int] = counted_length,
+        fail: Callable[[Request], str | None] = lambda request: None,
+        decode: Callable[[Sequence[int]], str] = lambda ids: " ".join(map(str, ids)),
+        clock: Callable[[], float] = lambda: 0.0,
+        checksum: Callable[[WeightsRef, str], str] = lambda ref, location: ref.fingerprint or f"version-{ref.version}",
+        score: Callable[[int, int], float] | None = None,
+    ) -> None:
+        """fail: an error at admission, or None. checksum: what `load` finds at a location.
+
+        score: (version, token) -> log-prob that `probe` reports; by default that of the uniform distribution.
+        """
+        self._instance, self._slots, self._kv_tokens = instance, slots, kv_tokens
+        self._vocabulary, self._eos_id, self._length, self._fail = vocabulary, eos_id, length, fail
+        self._decode, self._clock, self._checksum = decode, clock, checksum
+        self._logprob = -math.log(vocabulary)
+        self._score = score or (lambda version, token: self._logprob)
+        self._waiting: deque[Request] = deque()
+        self._running: list[_Running] = []
+        self._refused: list[Failure] = []
+        self._version, self._fingerprint, self._tokens = 0, "version-0", 0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests in order; impossible ones come back from the next `step` as Failures."""
+        for request in requests:
+            reason = self._refusal(request)
+            if reason is None:
+                self._waiting.append(request)
+            else:
+                self._refused.append(_failure(request, reason))
+
+    def step(self) -> Sequence[Trajectory | Failure]:
+        """One token for every running trajectory; returns what ended, in order of admission."""
+        ended: list[Trajectory | Failure] = list(self._refused)
+        self._refused.clear()
+        self._admit(ended)
+        for running in list(self._running):
+            token = self._token(running)
+            running.ids.append(token)
+            self._tokens += 1
+            ends = token == self._eos_id or token in running.request.sampling.stop_ids
+            if ends or len(running.ids) == running.request.sampling.max_tokens:
+                self._running.remove(running)
+                ended.append(self._trajectory(running, "eos" if ends else "length"))
+        return ended
+
+    def load_state(self) -> EngineLoad:
+        """The engine's present load; KV tokens are those of prompts and of all sampled tokens."""
+        held = sum(len(r.request.prompt_ids) + len(r.ids) for r in self._running)
+        return EngineLoad(held, len(self._running), len(self._waiting), self._tokens)
+
+    def abort(self, group: int, sample: int) -> bool:
+        """Forget a trajectory, running or waiting."""
+        before = len(self._running) + len(self._waiting)
+        self._running = [r for r in self._running if (r.request.group, r.request.sample) != (group, sample)]
+        self._waiting = deque(r for r in self._waiting if (r.group, r.sample) != (group, sample))
+        return len(self._running) + len(self._waiting) < before
+
+    def info(self) -> InstanceInfo:
+        """Identity and capabilities."""
+        return InstanceInfo(self._instance, self._slots, kv_tokens=self._kv_tokens)
+
+    def load(self, ref: WeightsRef, location: str) -> str:
+        """Serve another version; raises EngineError while there is work."""
+        if self._running or self._waiting:
+            raise EngineError(f"{self._instance}: cannot load version {ref.version} with {len(self._running)} trajectories running")
+        self._version, self._fingerprint = ref.version, self._checksum(ref, location)
+        return self._fingerprint
+
+    def probe(self, ids: Sequence[int]) -> ProbeReport:
+        """Log-probs by `score`, [n - 1]; raises EngineError for fewer than two tokens."""
+        if len(ids) < 2:
+            raise EngineError(f"{self._instance}: cannot probe {len(ids)} tokens")
+        return ProbeReport(self._version, self._fingerprint, tuple(self._score(self._version, token) for token in ids[1:]))
+
+    def _refusal(self, request: Request) -> str | None:
+        total = len(request.prompt_ids) + request.sampling.max_tokens
+        if request.version != self._version:
+            return f"version {request.version} was asked for, {self._instance} holds {self._version}"
+        if not len(request.prompt_ids):
+            return "the prompt is empty"
+        if request.sampling.max_tokens < 1:
+            return f"sampling.max_tokens = {request.sampling.max_tokens}: must be at least 1"
+        if total > self._kv_tokens:
+            return f"prompt + max_tokens = {total} exceeds the KV capacity of {self._kv_tokens} tokens"
+        return None
+
+    def _admit(self, ended: list[Trajectory | Failure]) -> None:
+        """Start waiting requests while they fit; requests that `fail` names end here."""
+        while self._waiting and len(self._running) < self._slots:
+            request = self._waiting[0]
+            if sum(_most(r.request) for r in self._running) + _most(request) > self._kv_tokens:
+                break
+            self._waiting.popleft()
+            error = self._fail(request)
+            if error is not None:
+                ended.append(_failure(request, error))
+            else:
+                self._running.append(_Running(request, self._clock(), self._length(request)))
+
+    def _token(self, running: _Running) -> int:
+        if len(running.ids) + 1 >= running.length:
+            return self._eos_id
+        token = int(uniforms(_numbers(running.request), len(running.ids)) * (self._vocabulary - 1))
+        return token + (token >= self._eos_id)
+
+    def _trajectory(self, running: _Running, finish: FinishReason) -> Trajectory:
+        request, n = running.request, len(running.ids)
+        return Trajectory(
+            group=request.group,
+            sample=request.sample,
+            attempt=request.attempt,
+            prompt_ids=request.prompt_ids,
+            ids=np.array(running.ids, dtype=np.int32),
+            columns={LOGPROB: np.full(n, self._logprob, dtype=np.float32), VERSION: np.full(n, request.version, dtype=np.int32)},
+            finish=finish,
+            text=self._decode(running.ids[:-1] if finish == "eos" else running.ids),
+            instance=self._instance,
+            seconds=self._clock() - running.started,
+            purpose=request.purpose,
+        )
+
+
+def _most(request: Request) -> int:
+    """KV tokens of a trajectory at its longest."""
+    return len(request.prompt_ids) + request.sampling.max_tokens
+
+
+def _failure(request: Request, error: str) -> Failure:
+    return Failure(request.group, request.sample, request.attempt, error)
+
+
+def _numbers(request: Request) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+    return stream_key(request.seed, request.purpose, request.group, request.sample)

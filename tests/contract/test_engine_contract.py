@@ -1,0 +1,257 @@
+"""What every rollout engine keeps, on the public fake and on the in-process engine alike."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config.schema import ModelConfig
+from paceline.engines.torch_engine import TorchEngine
+from paceline.models.load import load, load_tokenizer
+from paceline.models.tiny import write_tiny
+from paceline.ports.fakes.engine import FakeEngine
+from paceline.ports.rollout import Failure
+from paceline.types.errors import EngineError
+from paceline.types.records import LOGPROB, VERSION, Request, Sampling, Trajectory
+from paceline.types.weights import WeightsRef
+
+torch.set_num_threads(1)
+STOPS = tuple(range(15))
+"""Enough end-of-sequence ids that trajectories of the tiny model have different lengths."""
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return [str(write_tiny(root / f"v{seed}", seed=seed, dtype="float64")) for seed in range(2)]
+
+
+@pytest.fixture(params=["fake", "torch"])
+def make(request, directories):
+    """Builds an engine with the given slots and KV capacity."""
+
+    def build(slots=4, kv_tokens=512):
+        ticks = itertools.count()
+        common = {"instance": "e7", "slots": slots, "kv_tokens": kv_tokens, "clock": lambda: float(next(ticks))}
+        if request.param == "fake":
+            return FakeEngine(**common)
+        loaded = load(ModelConfig(path=directories[0], dtype="float64"))
+        tokenizer = load_tokenizer(loaded.directory)
+        return TorchEngine(loaded, decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True), page=4, **common)
+
+    return build
+
+
+def ask(group, sample, *, length=6, max_tokens=10, seed=1, attempt=1, version=0, purpose="train", stop_ids=STOPS):
+    ids = np.random.default_rng(group).integers(50, 99, size=length).astype(np.int32)
+    return Request(group, sample, attempt, ids, Sampling(max_tokens, stop_ids=stop_ids), seed, version, purpose)
+
+
+def drain(engine):
+    results = []
+    for _ in range(500):
+        results += engine.step()
+        state = engine.load_state()
+        assert state.running <= engine.info().slots
+        if not state.running and not state.waiting:
+            return results
+    raise AssertionError(f"not idle: {engine.load_state()}")
+
+
+def texts(results):
+    return {(r.group, r.sample): r.ids.tolist() for r in results}
+
+
+def test_every_request_comes_back_exactly_once_with_its_key_attempt_and_prompt(make):
+    engine = make()
+    requests = [ask(g, s, length=3 + g, attempt=g + 1) for g in range(3) for s in range(5)]
+    engine.submit(requests)
+    results = drain(engine)
+    assert sorted((r.group, r.sample, r.attempt) for r in results) == [(r.group, r.sample, r.attempt) for r in requests]
+    for result in results:
+        assert np.array_equal(result.prompt_ids, ask(result.group, 0, length=3 + result.group).prompt_ids)
+        assert result.instance == "e7"
+        assert result.purpose == "train"
+        assert result.seconds > 0
+
+
+def test_every_token_has_a_log_prob_and_the_version_asked_for(make):
+    engine = make()
+    engine.submit([ask(0, s) for s in range(6)])
+    for result in drain(engine):
+        assert len(result.columns[LOGPROB]) == len(result.columns[VERSION]) == len(result.ids) > 0
+        assert (result.columns[LOGPROB] < 0).all()
+        assert result.columns[VERSION].tolist() == [0] * len(result.ids)
+
+
+def test_finish_says_whether_the_last_token_ends_a_sequence_or_the_limit_was_reached(make):
+    engine = make(slots=16)
+    engine.submit([ask(0, s, max_tokens=8) for s in range(40)])
+    results = drain(engine)
+    assert {r.finish for r in results} == {"eos", "length"}
+    for result in results:
+        ends = [token in STOPS for token in result.ids.tolist()]
+        assert not any(ends[:-1])
+        assert result.finish == ("eos" if ends[-1] else "length")
+        assert len(result.ids) == 8 or result.finish == "eos"
+
+
+def test_an_idle_engine_steps_at_once_and_returns_nothing(make):
+    engine = make()
+    assert list(engine.step()) == []
+    state = engine.load_state()
+    assert (state.kv_used, state.running, state.waiting, state.tokens) == (0, 0, 0, 0)
+
+
+def test_load_state_counts_running_waiting_and_tokens_and_returns_to_nothing_held(make):
+    engine = make(slots=2)
+    engine.submit([ask(0, s, stop_ids=(), max_tokens=5) for s in range(5)])
+    assert (engine.load_state().running, engine.load_state().waiting) == (0, 5)
+    first = list(engine.step())
+    state = engine.load_state()
+    assert (state.running + len(first), state.waiting, state.tokens) == (2, 3, 2)
+    assert state.kv_used >= (6 if state.running else 0)
+    results = first + drain(engine)
+    state = engine.load_state()
+    assert (state.kv_used, state.running, state.waiting) == (0, 0, 0)
+    assert state.tokens == sum(len(r.ids) for r in results)
+
+
+def test_requests_join_while_others_decode(make):
+    engine = make(slots=3)
+    engine.submit([ask(0, 0, stop_ids=(), max_tokens=30)])
+    engine.step()
+    assert (engine.load_state().running, engine.load_state().tokens) == (1, 1)
+    engine.submit([ask(1, 0, stop_ids=(), max_tokens=30)])
+    engine.step()
+    assert (engine.load_state().running, engine.load_state().tokens) == (2, 3)
+
+
+def test_tokens_do_not_depend_on_slots_order_of_submission_or_joining_time(make):
+    requests = [ask(g, s, length=2 + 3 * g) for g in range(3) for s in range(4)]
+    together = make(slots=16)
+    together.submit(requests)
+    expected = texts(drain(together))
+    one_slot = make(slots=1)
+    one_slot.submit(requests)
+    assert texts(drain(one_slot)) == expected
+    late = make(slots=5)
+    results = []
+    for request in reversed(requests):
+        late.submit([request])
+        results += late.step()
+    assert texts(results + drain(late)) == expected
+
+
+def test_seed_purpose_group_and_sample_each_give_other_numbers(make):
+    def one(**names):
+        engine = make()
+        engine.submit([ask(names.pop("group", 0), names.pop("sample", 0), stop_ids=(), max_tokens=30, **names)])
+        (result,) = drain(engine)
+        return result.ids.tolist()
+
+    variants = [one(), one(seed=2), one(purpose="eval"), one(sample=1), one(group=1)]
+    assert one() == variants[0]
+    assert all(a[:5] != b[:5] for a, b in itertools.combinations(variants, 2))
+
+
+def test_results_of_one_step_keep_the_order_of_submission(make):
+    engine = make(slots=8)
+    engine.submit([ask(g, s, max_tokens=1) for g in (5, 2) for s in (1, 0)])
+    assert [(r.group, r.sample) for r in engine.step()] == [(5, 1), (5, 0), (2, 1), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (ask(9, 0, length=500, max_tokens=200), "exceeds|KV pages"),
+        (ask(9, 0, version=3), "version 3 was asked for, e7 holds 0"),
+        (ask(9, 0, length=0), "empty"),
+        (ask(9, 0, max_tokens=0), "max_tokens = 0"),
+    ],
+)
+def test_an_impossible_request_fails_with_its_reason_and_leaves_the_others_alone(make, bad, reason):
+    engine = make()
+    engine.submit([ask(0, 0), bad, ask(0, 1)])
+    results = drain(engine)
+    (failure,) = [r for r in results if isinstance(r, Failure)]
+    assert (failure.group, failure.sample, failure.attempt) == (9, 0, 1)
+    assert re.search(reason, failure.error)
+    assert sorted((r.group, r.sample) for r in results if isinstance(r, Trajectory)) == [(0, 0), (0, 1)]
+
+
+def test_an_aborted_trajectory_never_comes_back_and_frees_its_memory(make):
+    engine = make(slots=2)
+    engine.submit([ask(0, s, stop_ids=(), max_tokens=40) for s in range(4)])
+    started = list(engine.step())
+    done = {r.sample for r in started}
+    running = next(s for s in range(2) if s not in done)
+    assert engine.abort(0, running)
+    assert engine.abort(0, 3)
+    assert not engine.abort(0, running)
+    assert not engine.abort(8, 0)
+    results = started + drain(engine)
+    assert sorted(r.sample for r in results) == sorted({0, 1, 2} - {running})
+    assert engine.load_state().kv_used == 0
+
+
+def test_a_second_attempt_samples_the_tokens_of_the_first(make):
+    engine = make()
+    engine.submit([ask(4, 2)])
+    (first,) = drain(engine)
+    engine.submit([ask(4, 2, attempt=2)])
+    (second,) = drain(engine)
+    assert second.attempt == 2
+    assert second.ids.tolist() == first.ids.tolist()
+
+
+def test_loading_with_work_in_flight_is_refused_and_the_work_goes_on(make, directories):
+    engine = make()
+    engine.submit([ask(0, 0, stop_ids=(), max_tokens=20)])
+    with pytest.raises(EngineError, match="version 1"):
+        engine.load(WeightsRef(1), directories[1])
+    (result,) = drain(engine)
+    assert set(result.columns[VERSION]) == {0}
+
+
+def test_a_loaded_version_is_served_reported_and_the_old_one_refused(make, directories):
+    engine = make()
+    checksum = engine.load(WeightsRef(1), directories[1])
+    assert checksum
+    report = engine.probe([60, 61, 62, 63, 64, 65, 66])
+    assert (report.version, report.fingerprint, len(report.logprobs)) == (1, checksum, 6)
+    engine.submit([ask(0, 0), ask(0, 1, version=1)])
+    by_sample = {r.sample: r for r in drain(engine)}
+    assert isinstance(by_sample[0], Failure)
+    assert set(by_sample[1].columns[VERSION]) == {1}
+
+
+def test_the_same_weights_have_the_same_checksum_and_others_another(make, directories):
+    engine = make()
+    first, other, again = (engine.load(WeightsRef(v), directories[v]) for v in (0, 1, 0))
+    assert first == again != other
+
+
+def test_probing_leaves_work_in_flight_and_its_tokens_alone(make):
+    alone, probed = make(), make()
+    for engine in (alone, probed):
+        engine.submit([ask(0, s) for s in range(4)])
+    expected = texts(drain(alone))
+    results = []
+    for _ in range(3):
+        results += probed.step()
+        assert len(probed.probe([60, 61, 62, 63, 64]).logprobs) == 4
+    assert texts(results + drain(probed)) == expected
+    assert probed.load_state().kv_used == 0
+
+
+def test_a_probe_of_fewer_than_two_tokens_is_refused(make):
+    with pytest.raises(EngineError, match="1 token"):
+        make().probe([60])
+
+
+def test_an_engine_says_who_it_is_and_what_it_can_carry(make):
+    info = make(slots=3, kv_tokens=128).info()
+    assert (info.instance, info.slots, info.kv_tokens, info.versions_held, info.exports_kv) == ("e7", 3, 128, 1, False)

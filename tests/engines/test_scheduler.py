@@ -1,0 +1,142 @@
+"""Who runs when memory is short: every request that can run alone ends exactly once, and the oldest is never disturbed."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.engines.endings import Ending
+from paceline.engines.pages import PagePool
+from paceline.engines.scheduler import Job, Scheduler
+from paceline.models.packed import Shape
+from paceline.types.records import Request, Sampling
+
+SHAPE = Shape(layers=1, heads=1, kv_heads=1, head_dim=1, width=1, vocabulary=9, max_positions=999, scale=1.0, parameters=0)
+
+
+def job(number, prompt, length, max_tokens):
+    """A job of `length` sampled tokens; jobs of one prompt id share the prompt."""
+    ids = np.full(prompt[1], prompt[0], dtype=np.int32)
+    request = Request(number, 0, 1, ids, Sampling(max_tokens, stop_ids=(length,)), 0, 0)
+    return Job(request, (0, ids.tobytes()), np.zeros(2, np.uint32))
+
+
+def scheduler(pages, slots, size=2, prefill_tokens=1000):
+    pool = PagePool(SHAPE, pages, size, torch.float32)
+
+    def watch(request):
+        return Ending(str, frozenset(request.sampling.stop_ids), (), request.sampling.max_tokens)
+
+    return Scheduler(pool, slots, prefill_tokens, watch), pool
+
+
+def advance(planner, step):
+    """Give every row of a step a token (its number in the row, from 1); end those that are done."""
+    done = []
+    for row in step.decode + step.joins:
+        row.tokens.append(len(row.tokens) + 1)
+        if row.ending.after(row.tokens):
+            planner.finish(row)
+            done.append((row.job.request.group, len(row.tokens)))
+    return done
+
+
+works = st.lists(st.tuples(st.tuples(st.integers(0, 4), st.integers(1, 9)), st.integers(1, 14), st.integers(0, 6)), min_size=1, max_size=25)
+
+
+@settings(max_examples=300, deadline=None)
+@given(works, st.integers(2, 14), st.integers(1, 6), st.integers(1, 3), st.integers(1, 12))
+def test_every_job_that_fits_alone_ends_once_with_all_its_tokens_and_nothing_leaks(work, pages, slots, size, prefill_tokens):
+    planner, pool = scheduler(pages, slots, size, prefill_tokens)
+    expected = {}
+    for number, (prompt, length, slack) in enumerate(work):
+        if planner.refusal(prompt[1], length + slack) is None:
+            planner.submit(job(number, prompt, length, length + slack))
+            expected[number] = length
+    ended = []
+    for _ in range(5000):
+        oldest = planner.running[0] if planner.running else None
+        step = planner.plan()
+        assert oldest is None or planner.running[0] is oldest
+        assert len(planner.running) <= slots
+        assert step.decode or step.joins or not planner.waiting
+        for row in step.decode:
+            assert len(row.own.places) == pool.needed(len(row.tokens))
+        ended += advance(planner, step)
+        if not planner.running and not planner.waiting:
+            break
+    assert sorted(ended) == sorted(expected.items())
+    assert pool.free == pages
+
+
+@settings(max_examples=100, deadline=None)
+@given(works, st.integers(4, 14), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24)), max_size=10))
+def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, pages, aborts):
+    planner, pool = scheduler(pages, 4)
+    expected = {}
+    for number, (prompt, length, slack) in enumerate(work):
+        if planner.refusal(prompt[1], length + slack) is None:
+            planner.submit(job(number, prompt, length, length + slack))
+            expected[number] = length
+    ended = []
+    for now in range(2000):
+        ended += advance(planner, planner.plan())
+        for at, number in aborts:
+            if at == now and planner.abort(number, 0):
+                del expected[number]
+        if not planner.running and not planner.waiting:
+            break
+    assert sorted(ended) == sorted(expected.items())
+    assert pool.free == pages
+
+
+def test_the_youngest_is_preempted_first_and_returns_before_those_who_never_ran():
+    planner, _ = scheduler(pages=4, slots=2)
+    for number in range(3):
+        planner.submit(job(number, (number, 2), 6, 6))
+    ended = []
+    while not planner.preempted:
+        ended += advance(planner, planner.plan())
+    assert [row.job.request.group for row in planner.running] == [0]
+    assert [waiting.request.group for waiting in planner.waiting] == [1, 2]
+    while planner.running or planner.waiting:
+        ended += advance(planner, planner.plan())
+    assert ended == [(0, 6), (1, 6), (2, 6)]
+
+
+def test_a_preempted_job_waits_until_there_is_room_for_what_it_had():
+    planner, pool = scheduler(pages=7, slots=2)
+    planner.submit(job(0, (0, 2), 12, 12))
+    planner.submit(job(1, (0, 2), 12, 12))
+    ended = []
+    while not planner.preempted:
+        ended += advance(planner, planner.plan())
+    (waiting,) = planner.waiting
+    assert waiting.request.group == 1
+    assert waiting.reached >= 6
+    while not ended:
+        ended += advance(planner, planner.plan())
+        assert planner.preempted == 1
+    while planner.running or planner.waiting:
+        ended += advance(planner, planner.plan())
+    assert ended == [(0, 12), (1, 12)]
+    assert pool.free == 7
+
+
+def test_prompts_are_packed_up_to_the_prefill_limit_and_one_prompt_always_goes():
+    planner, _ = scheduler(pages=50, slots=9, prefill_tokens=10)
+    for number, length in enumerate((14, 4, 6, 1)):
+        planner.submit(job(number, (number, length), 3, 3))
+    assert [len(p.ids) for p in planner.plan().fresh] == [14]
+    assert [len(p.ids) for p in planner.plan().fresh] == [4, 6]
+    assert [len(p.ids) for p in planner.plan().fresh] == [1]
+
+
+def test_a_prompt_with_only_waiting_samples_leaves_when_a_running_row_needs_its_pages():
+    planner, pool = scheduler(pages=6, slots=2)
+    planner.submit(job(0, (0, 2), 9, 9))
+    planner.submit(job(1, (1, 2), 1, 9))
+    planner.submit(job(2, (1, 2), 9, 9))
+    while planner.running or planner.waiting:
+        advance(planner, planner.plan())
+    assert pool.free == 6
