@@ -80,7 +80,7 @@ def _attention(
     call, name = paceline_call, type(module).__name__
     for argument in _BEYOND:
         if kwargs.get(argument) is not None:
-            raise ModelError(f"{name} asks its attention for {argument} = {kwargs[argument]!r}, which packed attention does not compute")
+            raise ModelError(f"{name} asks its attention for {argument!r}, which packed attention does not compute")
     if query.shape[-1] != value.shape[-1]:
         raise ModelError(
             f"{name} has values of {value.shape[-1]} and keys of {query.shape[-1]} numbers; packed attention needs equal sizes"
@@ -112,10 +112,11 @@ class TransformersDecoder(nn.Module):
         self.compute = compute
         self.inner = _load_class(directory, parameters or compute).to(device).eval()
         self._casts = (parameters or compute) != compute
-        output = self.inner.get_output_embeddings()
-        if output is None or getattr(output, "bias", None) is not None:
-            raise ModelError(f"{type(self.inner).__name__}: the head is not a plain matrix, which paceline's logits need")
-        self.shape = _proved_shape(self)
+        self._factor = _logit_factor(self.inner.config)
+        try:
+            self.shape = _proved_shape(self)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            raise ModelError(f"{type(self.inner).__name__} cannot run packed in {compute}: {error}") from error
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
@@ -136,7 +137,11 @@ class TransformersDecoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
-        return head(hidden, self.inner.get_output_embeddings().weight)
+        output = self.inner.get_output_embeddings()
+        logits = head(hidden, output.weight)
+        if getattr(output, "bias", None) is not None:
+            logits = logits + output.bias
+        return logits if self._factor == 1.0 else logits * self._factor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under the names of the transformers class, tied ones once."""
@@ -146,6 +151,10 @@ class TransformersDecoder(nn.Module):
         """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""
         return copy_into(dict(self.named_parameters()), path)
 
+    def train(self, mode: bool = True) -> TransformersDecoder:
+        """Stay in evaluation mode: dropout would make the trainer's log-probs another model's."""
+        return super().train(False)
+
     def save_checkpoint(self, named: Mapping[str, torch.Tensor], directory: Path) -> None:
         """Write config and weight files the way the class does, in checkpoint names where they differ from those in memory."""
         self.inner.save_pretrained(directory, state_dict=dict(named))
@@ -153,6 +162,11 @@ class TransformersDecoder(nn.Module):
 
 def _exact(compute: torch.dtype) -> AbstractContextManager[object]:
     return KeepDouble() if compute == torch.float64 else nullcontext()
+
+
+def _logit_factor(config: Any) -> float:
+    """What some classes multiply their logits with (Cohere, Granite)."""
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
 def _load_class(directory: Path, dtype: torch.dtype) -> Any:
@@ -164,25 +178,32 @@ def _load_class(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def _proved_shape(model: TransformersDecoder) -> Shape:
-    """Sizes of the model, after two short texts gave packed what each gives alone in the class itself; ModelError otherwise."""
+    """Sizes of the model, once two short texts in one packed run gave what each gives alone in the class itself; else ModelError.
+
+    The rows of the packed run lie in no order, so a class that mixes rows or counts positions by itself cannot pass.
+    """
     inner, name = model.inner, type(model.inner).__name__
-    device = inner.get_output_embeddings().weight.device
-    positions = torch.cat([torch.arange(n, device=device) for n in _PROOF])
-    ids = (torch.arange(sum(_PROOF), device=device) * 37 + 11) % inner.config.vocab_size
+    config, weight = inner.config.get_text_config(), inner.get_output_embeddings().weight
+    positions = torch.cat([torch.arange(n, device=weight.device) for n in _PROOF])
+    ids = (torch.arange(sum(_PROOF), device=weight.device) * 37 + 11) % config.vocab_size
+    order = torch.arange(sum(_PROOF), device=weight.device) * 5 % sum(_PROOF)
+    back = torch.argsort(order)
     with torch.no_grad(), _exact(model.compute):
-        alone = torch.cat([inner(part[None], use_cache=False).logits[0] for part in ids.split(list(_PROOF))])
+        alone = torch.cat([inner(part[None], use_cache=False).logits[0] for part in torch.split(ids, list(_PROOF))])
     inner.set_attn_implementation(_PACKED)
-    if inner.config._attn_implementation != _PACKED:
+    if config._attn_implementation != _PACKED:
         raise ModelError(f"{name} does not let its attention be replaced, so it cannot run packed")
-    scale = _own_scale(model, ids, positions, name)
-    call = _Call(causal(_PROOF, scale), scale)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return causal(_PROOF, call.scale or 1.0)(layer, q[back], k[back], v[back])[order]
+
+    call = _Call(attend, None)
     with torch.no_grad():
-        packed = model.logits(model.run(ids, positions, call))
-    layers = inner.config.num_hidden_layers
-    if sorted(call.layers) != list(range(layers)):
-        raise ModelError(
-            f"{name}: of its {layers} layers, {sorted(call.layers)} use the replaced attention; the others mix tokens elsewhere"
-        )
+        packed = model.logits(model.run(ids[order], positions[order], call))[back]
+    if call.scale is None:
+        raise ModelError(f"{name} never called the replaced attention, so it cannot run packed")
+    if sorted(call.layers) != list(range(config.num_hidden_layers)):
+        raise ModelError(f"{name}: only layers {sorted(call.layers)} of {config.num_hidden_layers} use the replaced attention")
     error, most = float((packed - alone).norm() / alone.norm()), _TOLERANCE[model.compute]
     if not error <= most:
         raise ModelError(
@@ -190,28 +211,14 @@ def _proved_shape(model: TransformersDecoder) -> Shape:
             "it mixes tokens outside its attention or changes the logits after the head"
         )
     heads, kv_heads, head_dim = call.sizes
-    head_weight = inner.get_output_embeddings().weight
     return Shape(
-        layers=layers,
+        layers=config.num_hidden_layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        width=head_weight.shape[1],
-        vocabulary=head_weight.shape[0],
-        max_positions=inner.config.max_position_embeddings,
-        scale=scale,
+        width=weight.shape[1],
+        vocabulary=weight.shape[0],
+        max_positions=config.max_position_embeddings,
+        scale=call.scale,
         parameters=sum(tensor.numel() for _, tensor in model.named_parameters()),
     )
-
-
-def _own_scale(model: TransformersDecoder, ids: torch.Tensor, positions: torch.Tensor, name: str) -> float:
-    """The factor on attention scores that the class uses in its first layer."""
-    call = _Call(causal(_PROOF, 1.0), None)
-    try:
-        with torch.no_grad():
-            model.run(ids, positions, call)
-    except (TypeError, AttributeError) as error:
-        raise ModelError(f"{name} cannot run with a replaced attention ({error})") from error
-    if call.scale is None:
-        raise ModelError(f"{name} never called the replaced attention, so it cannot run packed")
-    return call.scale

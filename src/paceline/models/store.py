@@ -136,6 +136,10 @@ def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtyp
     aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     aside.mkdir(parents=True)
     try:
+        if isinstance(loaded.model, SavesItself):
+            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
+        else:
+            write_tensors(named, aside / "model.safetensors", dtype)
         for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
             if file.name not in _NOT_BESIDE:
                 shutil.copyfile(file, aside / file.name)
@@ -143,10 +147,6 @@ def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtyp
         config.pop("torch_dtype", None)
         config["dtype"] = str(dtype).removeprefix("torch.")
         (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        if isinstance(loaded.model, SavesItself):
-            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
-        else:
-            write_tensors(named, aside / "model.safetensors", dtype)
         put_in_place(aside, directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,170 @@
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from paceline.config.schema import ModelConfig
+from paceline.models.attend import causal
+from paceline.models.kernels import head
+from paceline.models.load import load
+from paceline.models.packed import PackedModel
+from paceline.models.slim import SlimDecoder
+from paceline.models.store import fingerprint, read
+from paceline.models.tiny import write_tiny
+from paceline.types.errors import ModelError
+
+IDS = torch.tensor([11, 40, 7, 200, 90, 33])
+
+
+def logits(model: PackedModel, ids: torch.Tensor = IDS) -> torch.Tensor:
+    return model.logits(model.hidden(ids, torch.arange(len(ids)), causal([len(ids)], model.shape.scale)))
+
+
+def config(directory: Path, dtype: str = "float32", implementation: str = "slim") -> ModelConfig:
+    return ModelConfig(path=str(directory), dtype=dtype, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["slim", "transformers"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_weights_loaded_in_place_compute_what_a_fresh_model_computes(tmp_path, family, dtype, implementation):
+    old, new = (write_tiny(tmp_path / str(seed), family=family, seed=seed) for seed in (0, 1))
+    model = load(config(old, dtype, implementation)).model
+    fresh = load(config(new, dtype, implementation)).model
+    with torch.no_grad():
+        before = logits(model)
+        found = model.load_tensors(new / "model.safetensors")
+        assert torch.equal(logits(model), logits(fresh))
+        assert not torch.equal(logits(model), before)
+    assert found == fingerprint(fresh.named_parameters())
+
+
+def test_every_single_parameter_changed_in_place_changes_the_outputs(tmp_path):
+    model = load(config(write_tiny(tmp_path / "m", family="qwen3", attention_bias=True))).model
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            before = logits(model)
+            tensor += 0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+            assert not torch.equal(logits(model), before), name
+
+
+@pytest.mark.parametrize("implementation", ["slim", "transformers"])
+def test_float32_weights_computed_in_bfloat16_give_the_bits_of_bfloat16_weights(tiny, implementation):
+    served = load(config(tiny, "bfloat16", implementation)).model
+    trained = load(config(tiny, "bfloat16", implementation), train=True).model
+    assert {tensor.dtype for _, tensor in trained.named_parameters()} == {torch.float32}
+    own = logits(trained)
+    with torch.no_grad():
+        assert torch.equal(logits(served), own)
+        assert torch.equal(logits(trained), own)
+    own.logsumexp(-1).sum().backward()
+    assert {tensor.grad.dtype for _, tensor in trained.named_parameters()} == {torch.float32}
+
+
+def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(tiny):
+    targets = torch.tensor([40, 7, 200, 90, 33, 2])
+    grads = []
+    for dtype in ("bfloat16", "float32"):
+        model = load(config(tiny, dtype), train=True).model
+        torch.nn.functional.cross_entropy(logits(model), targets).backward()
+        grads.append(torch.cat([tensor.grad.flatten() for _, tensor in model.named_parameters()]))
+    assert (grads[0] - grads[1]).norm() / grads[1].norm() < 0.02
+
+
+def test_the_head_multiplies_bfloat16_exactly_and_adds_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (5, 300))
+    found = head(hidden, weight)
+    assert found.dtype == torch.float32
+    assert (found.double() - hidden.double() @ weight.double().t()).abs().max() < 1e-5
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+def test_the_head_gives_a_row_the_same_logits_alone_and_among_others():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (33, 300))
+    assert (head(hidden, weight)[7:8] - head(hidden[7:8], weight)).abs().max() < 1e-5
+
+
+def test_tied_weights_have_one_name_and_one_gradient(tmp_path):
+    tied = load(config(write_tiny(tmp_path / "tied")), train=True).model
+    untied = load(config(write_tiny(tmp_path / "untied", tied=False)), train=True).model
+    assert "lm_head.weight" not in dict(tied.named_parameters())
+    assert "lm_head.weight" in dict(untied.named_parameters())
+    assert tied.shape.parameters + tied.shape.vocabulary * tied.shape.width == untied.shape.parameters
+
+
+@pytest.mark.parametrize("implementation", ["slim", "transformers"])
+def test_a_deep_copy_is_independent_and_computes_the_same(tiny, implementation):
+    model = load(config(tiny, implementation=implementation)).model
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        right = logits(model)
+        assert torch.equal(logits(twin), right)
+        for _, tensor in twin.named_parameters():
+            tensor.zero_()
+        assert torch.equal(logits(model), right)
+        assert not torch.equal(logits(twin), right)
+
+
+def test_a_model_cast_after_loading_still_computes_with_all_of_its_weights(tiny):
+    model = load(config(tiny, "float64")).model.to(torch.float32)
+    with torch.no_grad():
+        right = logits(load(config(tiny, "float64")).model)
+        assert torch.allclose(logits(model), right, rtol=0, atol=1e-5)
+
+
+def test_rows_depend_on_their_positions_only_relative_to_each_other(tiny):
+    model = load(config(tiny, "float64")).model
+    with torch.no_grad():
+        shifted = model.hidden(IDS, torch.arange(len(IDS)) + 100, causal([len(IDS)], model.shape.scale))
+        torch.testing.assert_close(model.logits(shifted), logits(model), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            model.hidden(IDS, torch.arange(len(IDS)) * 2, causal([len(IDS)], model.shape.scale)).shape, shifted.shape
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "rope_type"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_dropout": 0.1}, "attention_dropout"),
+    ],
+)
+def test_what_the_slim_decoder_cannot_compute_is_refused_by_name(change, says):
+    described = AutoConfig.for_model("llama", hidden_size=32, num_attention_heads=4, num_hidden_layers=1, **change)
+    with pytest.raises(ModelError, match=says):
+        SlimDecoder(described, compute=torch.float32)
+
+
+def test_sliding_layers_and_other_families_are_refused_by_name():
+    sliding = AutoConfig.for_model("qwen2", num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
+    with pytest.raises(ModelError, match="layer_types"):
+        SlimDecoder(sliding, compute=torch.float32)
+    with pytest.raises(ModelError, match="gpt2"):
+        SlimDecoder(AutoConfig.for_model("gpt2"), compute=torch.float32)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "misshapen", "cut short"])
+def test_a_file_that_does_not_fit_changes_nothing_and_is_named(tiny, tmp_path, damage):
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor + 1 for name, tensor in read(tiny)}
+    if damage == "missing":
+        del tensors["model.norm.weight"]
+    elif damage == "unknown":
+        tensors["model.extra.weight"] = torch.zeros(1)
+    elif damage == "misshapen":
+        tensors["model.norm.weight"] = torch.zeros(3)
+    path = tmp_path / "other.safetensors"
+    save_file(tensors, path)
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-10])
+    model = load(config(tiny)).model
+    before = fingerprint(model.named_parameters())
+    with pytest.raises(ModelError, match=r"other\.safetensors"):
+        model.load_tensors(path)
+    assert fingerprint(model.named_parameters()) == before

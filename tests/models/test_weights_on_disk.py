@@ -1,0 +1,86 @@
+import json
+import os
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.config.schema import ModelConfig
+from paceline.models.attend import causal
+from paceline.models.load import load
+from paceline.models.store import export, fingerprint, read, write_tensors
+from paceline.models.tiny import write_tiny
+from paceline.types.errors import ModelError
+
+
+def test_a_fingerprint_depends_on_name_dtype_shape_and_bytes_and_on_nothing_else():
+    a, b = torch.arange(6.0), torch.arange(6.0, 12.0)
+    right = fingerprint([("a", a), ("b", b)])
+    assert fingerprint([("b", b.clone()), ("a", a)]) == right
+    assert fingerprint([("a", torch.arange(12.0).view(2, 6).t()[:, 0]), ("b", b)]) == right
+    others = [
+        [("a", b), ("b", a)],
+        [("a", a), ("c", b)],
+        [("a", a.view(2, 3)), ("b", b)],
+        [("a", a.view(torch.int32)), ("b", b)],
+        [("a", a.nextafter(b)), ("b", b)],
+        [("a", torch.cat([a, b]))],
+    ]
+    assert right not in {fingerprint(other) for other in others}
+
+
+def test_written_tensors_read_back_with_the_fingerprint_that_was_returned(tmp_path):
+    named = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), "y": torch.zeros(2)}
+    found = write_tensors(named.items(), tmp_path / "w.safetensors", torch.bfloat16)
+    back = dict(read(tmp_path / "w.safetensors"))
+    assert found == fingerprint(back.items())
+    assert torch.equal(back["x"], named["x"].bfloat16())
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "w.safetensors"
+    write_tensors([("x", torch.ones(2))], path, torch.float32)
+    shared = torch.zeros(4)
+    with pytest.raises(RuntimeError, match="share memory"):
+        write_tensors([("x", shared), ("y", shared)], path, torch.float32)
+    assert torch.equal(dict(read(path))["x"], torch.ones(2))
+    assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("implementation", ["slim", "transformers"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_export_loads_in_transformers_with_the_same_logits_and_tokenizer(tmp_path, tied, implementation, dtype):
+    directory = write_tiny(tmp_path / "m", family="qwen2", tied=tied)
+    loaded = load(ModelConfig(path=str(directory), dtype="float32", implementation=implementation))
+    with torch.no_grad():
+        for _, tensor in loaded.model.named_parameters():
+            tensor.copy_((tensor * 1.1).to(dtype))
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "old").touch()
+    export(loaded, loaded.model.named_parameters(), target, dtype)
+    assert not (target / "old").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "out"]
+    assert json.loads((target / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), AutoTokenizer.from_pretrained(target)
+    ids = torch.tensor(tokenizer.encode("hello, the 10 cats"))
+    with torch.no_grad():
+        own = loaded.model.logits(loaded.model.hidden(ids, torch.arange(len(ids)), causal([len(ids)], loaded.model.shape.scale)))
+        torch.testing.assert_close(model(ids[None]).logits[0], own, rtol=0, atol=1e-5)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+
+
+def test_shards_are_read_like_one_file(tmp_path):
+    directory = write_tiny(tmp_path / "m")
+    whole = dict(read(directory))
+    AutoModelForCausalLM.from_pretrained(directory).save_pretrained(tmp_path / "s", max_shard_size="40KB")
+    assert (tmp_path / "s" / "model.safetensors.index.json").is_file()
+    shards = dict(read(tmp_path / "s"))
+    assert fingerprint(shards.items()) == fingerprint(whole.items())
+
+
+def test_a_directory_without_weights_is_a_model_error_with_its_path(tmp_path):
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        list(read(tmp_path))
