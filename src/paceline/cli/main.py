@@ -18,9 +18,10 @@ from paceline import __version__
 from paceline.cli.display import display
 from paceline.cli.lazy import wire
 from paceline.cli.plan_text import plan_text
-from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, evaluation_table, tell_audit, tell_outcome
+from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
 from paceline.config.checks import warnings
-from paceline.config.inspect import model_shape, task_rows
+from paceline.config.faults import refuse
+from paceline.config.inspect import missing_files, model_shape, task_rows
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
@@ -91,12 +92,13 @@ def evaluate(
     """Score a model on eval.task: greedy, sampled and pass@k."""
     with _told():
         settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
+        _present(settings)
         if settings.eval.task is None:
             raise ConfigError("eval.task is unset: say which problems to score")
         out, err = Console(), Console(stderr=True)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)
-        out.print(evaluation_table(result))
+        tell_evaluation(result, out)
 
 
 @app.command()
@@ -116,9 +118,17 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
     if len(files) > 1 or (files and words[0] != files[0]):
         raise ConfigError(f"{files[-1]}: expected key=value; one configuration file may come first")
     config = load(Path(files[0]) if files else None, [*words[len(files) :], *(settings or ())])
+    _present(config)
     for warning in warnings(config):
         typer.echo(f"warning: {warning}", err=True)
     return config
+
+
+def _present(config: Config) -> None:
+    """Refuse what names files that are not there, before anything heavy is loaded."""
+    model_shape(config.model.path)
+    if missing := missing_files(config):
+        raise refuse(missing, "the configuration")
 
 
 def _is_override(word: str) -> bool:

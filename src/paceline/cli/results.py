@@ -24,14 +24,11 @@ def tell_outcome(outcome: Outcome, out: Console, err: Console) -> int:
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
 
 
-def evaluation_table(result: EvalResult) -> Table:
-    """Accuracies with 95 % intervals, and pass@k."""
-    title = f"{result.model or 'model'} on {result.problems} problems"
-    if result.excluded:
-        title += f" ({result.excluded} left out: they occur in training)"
-    table = Table(
-        "measure", "value", "95 % interval", "answers", title=title, title_justify="left", box=None, header_style="bold", pad_edge=False
-    )
+def tell_evaluation(result: EvalResult, out: Console) -> None:
+    """Print accuracies with 95 % intervals, and pass@k."""
+    left_out = f" ({result.excluded} left out: they occur in training)" if result.excluded else ""
+    out.print(Text(f"{result.model or 'model'} on {result.problems} problems{left_out}"), soft_wrap=True)
+    table = Table("measure", "value", "95 % interval", "answers", box=None, header_style="bold", pad_edge=False)
     rows: list[tuple[str, Share | None]] = [
         ("greedy accuracy", result.greedy),
         ("  given a parsable answer", result.greedy_if_parsed),
@@ -44,7 +41,7 @@ def evaluation_table(result: EvalResult) -> Table:
             table.add_row(name, f"{share.value:.3f}", f"{share.low:.3f} to {share.high:.3f}", str(share.count))
     for k, value in result.pass_at.items():
         table.add_row(f"pass@{k}", f"{value:.3f}", "", "")
-    return table
+    out.print(table)
 
 
 def tell_audit(report: AuditReport, out: Console) -> int:

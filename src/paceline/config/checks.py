@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.config import section_rules as own
-from paceline.config.faults import Fault, show
+from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
 from paceline.config.rules import Rule
 from paceline.config.schema import Config, RewardConfig, Section, TaskConfig
@@ -111,6 +111,13 @@ RULES: dict[str, list[Rule[Any]]] = {
 def check(config: Config) -> list[Fault]:
     """Every refused combination of a configuration that is valid key by key."""
     return list(_broken(config, "refuse"))
+
+
+def ensure(config: Config) -> Config:
+    """The configuration itself, if no combination is refused; for those built in Python. Raises one ConfigError with every fault."""
+    if faults := check(config):
+        raise refuse(faults, "the configuration")
+    return config
 
 
 def warnings(config: Config) -> list[Fault]:

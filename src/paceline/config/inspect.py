@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config.schema import TaskConfig
+from paceline.config.faults import Fault, show
+from paceline.config.schema import Config, TaskConfig
 from paceline.types.errors import DataError, ModelError
 
 
@@ -37,15 +39,20 @@ PACKAGED = {"smollm2-135m": ModelShape(30, 576, 9, 3, 64, 1536, 49152, True)}
 """Shapes of the models that come as packages."""
 
 
-def model_shape(path: str) -> ModelShape | None:
-    """The shape of a packaged model or of a local directory; None for a hub id, whose files are not here.
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
-    Raises ModelError when the directory has no readable config.json, or one without the sizes of a decoder.
+
+def model_shape(path: str) -> ModelShape | None:
+    """The shape of a packaged model or of a local directory; None for a hub id (`name` or `owner/name`), whose files are not here.
+
+    Raises ModelError when there is no such directory, or its config.json is missing or lacks the sizes of a decoder.
     """
     if path in PACKAGED:
         return PACKAGED[path]
     if not Path(path).is_dir():
-        return None
+        if _HUB_ID.fullmatch(path):
+            return None
+        raise ModelError(f"model.path = {path}: no such directory, nor a packaged model ({', '.join(PACKAGED)}) or a hub id")
     file = Path(path) / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -72,16 +79,27 @@ def _shape(config: dict[str, Any]) -> ModelShape:
     )
 
 
-def task_rows(task: TaskConfig) -> int | None:
+def missing_files(config: Config) -> list[Fault]:
+    """Data files and reward files that are named and not there."""
+    tasks = {"task": config.task, "eval.task": config.eval.task}
+    named = {f"{key}.path": task.path for key, task in tasks.items() if task is not None and task.kind == "file"}
+    for index, reward in enumerate(config.reward):
+        file = (reward.function or "").rpartition(":")[0]
+        if file.endswith(".py"):
+            named[f"reward.{index}.function"] = file
+    return [Fault(((key, show(file)),), "no such file") for key, file in named.items() if not Path(file).is_file()]
+
+
+def task_rows(task: TaskConfig, key: str = "task") -> int | None:
     """Rows of an epoch at most, before duplicates and bad rows are removed; None where the file would have to be read (Parquet).
 
-    Raises DataError when the file cannot be opened.
+    Raises DataError when the file cannot be opened; `key` is where the task stands in the configuration.
     """
-    rows = task.size if task.kind == "reasoning_gym" else _lines(Path(task.path))
+    rows = task.size if task.kind == "reasoning_gym" else _lines(Path(task.path), key)
     return rows if rows is None or task.limit is None else min(rows, task.limit)
 
 
-def _lines(path: Path) -> int | None:
+def _lines(path: Path, key: str) -> int | None:
     """Lines that are not blank; None for a Parquet file."""
     try:
         with path.open("rb") as file:
@@ -90,4 +108,4 @@ def _lines(path: Path) -> int | None:
             file.seek(0)
             return sum(1 for line in file if line.strip())
     except OSError as error:
-        raise DataError(f"task.path = {path}: cannot be opened ({error.strerror})") from error
+        raise DataError(f"{key}.path = {path}: cannot be opened ({error.strerror})") from error

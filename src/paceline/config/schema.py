@@ -66,11 +66,11 @@ class TaskConfig(Section):
     prompt_column: str = "prompt"
     """file: column with the question (text) or the messages (list of role/content)."""
     gold_column: str | None = None
-    """file: column with the gold answer; None = no gold."""
+    """file: column with the gold answer; unset = no gold."""
     gold_pattern: str | None = None
     """file: regular expression; its last match's group 1 in the gold column is the gold (GSM8K: `####\\s*(.+)`)."""
     system: str | None = None
-    """System message put before the question; None = the template's own default."""
+    """System message put before the question; unset = the template's own default."""
     suffix: str = ""
     """Text appended to the question."""
     template: Literal["chat", "plain"] = "chat"
@@ -155,7 +155,7 @@ class ScheduleConfig(Section):
     start_when: Literal["dispatch", "all"] | None = None
     """When training starts: D trainable groups, or all of a publish period; default `all` for serial, else `dispatch`."""
     frontier: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
-    """F, pipelined: at most F groups' worth of trajectories in flight; None = fifo."""
+    """F, pipelined: at most F groups' worth of trajectories in flight; unset = fifo."""
     refill: Literal["group", "sample"] = "sample"
     """pipelined with a frontier: what frees a place for the next group, a complete group or a finished sample."""
     staleness: int | None = Field(default=None, ge=0)
@@ -204,13 +204,13 @@ class AlgorithmConfig(Section):
     clip_high: float = Field(default=0.2, ge=0)
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = None
-    """c > 1: bound of the loss for negative advantages; None = off."""
+    """c > 1: bound of the loss for negative advantages; unset = off."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
     """Estimator of the KL term to the reference model."""
     kl_weight: float = Field(default=0.0, ge=0)
     """beta."""
     reference: str | None = None
-    """Reference model (path); None = the starting weights."""
+    """Reference model (path); unset = the starting weights."""
     mask_kl_without_signal: bool = False
     """Leave the KL term out for groups without signal."""
     mask_truncated: bool = False
@@ -273,7 +273,7 @@ class EvalConfig(Section):
     """Held-out evaluation, in the loop and alone."""
 
     task: TaskConfig | None = None
-    """Held-out task, with the keys of `task`; None = no evaluation."""
+    """Held-out task, with the keys of `task`; unset = no evaluation."""
     problems: int = Field(default=200, ge=1)
     """Problems scored, at most."""
     samples: int = Field(default=4, ge=0)

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from paceline.config.rules import Rule, only
 from paceline.config.schema import AlgorithmConfig, EvalConfig, RewardConfig, RolloutConfig, ScheduleConfig, TaskConfig
 
-ARGUMENTS = {"exact": (), "numeric": ("marker", "which"), "task": ()}
-"""Arguments that each kind of reward takes; a function takes any."""
+ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "numeric": {"marker": (), "which": ("last", "first"), "percent": ("loose", "strict")},
+    "exact": {"marker": ()},
+    "task": {"answer": ("tag", "number", "text"), "marker": ()},
+}
+"""Arguments that each kind of reward takes, with their values; () = any text that is not blank. A function takes any."""
 
 
 def _preset(*presets: str) -> Callable[[ScheduleConfig], bool]:
@@ -105,7 +109,7 @@ TASK: list[Rule[TaskConfig]] = [
     Rule("file_named", ("kind", "path"), "kind file needs a path", lambda t: t.kind == "file" and not t.path),
     *only("name parameters size seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
     *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
-    *only("system", lambda t: t.template == "chat", "the template plain has no system message"),
+    *only("system template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
     Rule(
         "gold_pattern_needs_column",
         ("gold_pattern", "gold_column"),
@@ -132,20 +136,20 @@ REWARD: list[Rule[RewardConfig]] = [
     Rule(
         "arguments_known",
         ("kind", "arguments"),
-        "numeric takes `marker` and `which`, exact and task take no arguments",
+        "numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
         lambda r: r.kind != "function" and not set(r.arguments) <= set(ARGUMENTS[r.kind]),
     ),
     Rule(
-        "marker_is_text",
+        "argument_values",
         ("arguments",),
-        "`marker` must be a text that is not empty",
-        lambda r: r.kind == "numeric" and not (isinstance(r.arguments.get("marker", "x"), str) and r.arguments.get("marker", "x")),
+        "which is last or first, percent is loose or strict, answer is tag, number or text, marker is a text that is not blank",
+        lambda r: r.kind != "function" and any(not _allowed(r.kind, name, value) for name, value in r.arguments.items()),
     ),
     Rule(
-        "which_is_known",
-        ("arguments",),
-        "`which` must be `last` or `first`",
-        lambda r: r.kind == "numeric" and r.arguments.get("which", "last") not in ("last", "first"),
+        "marker_outside_tags",
+        ("kind", "arguments"),
+        "the task's scorer reads what stands in <answer> tags, where a marker has no effect; set answer = number or text",
+        lambda r: r.kind == "task" and "marker" in r.arguments and r.arguments.get("answer", "tag") == "tag",
     ),
 ]
 """Rules about every [[reward]]."""
@@ -176,7 +180,12 @@ ROLLOUT: list[Rule[RolloutConfig]] = [
 ALGORITHM: list[Rule[AlgorithmConfig]] = [
     *only("std std_eps", lambda a: a.advantage != "group_mean", "the advantage group_mean divides by nothing"),
     *only("constant_length", lambda a: a.aggregation == "constant", "only aggregation = constant divides by it"),
-    Rule("dual_clip_above_one", ("dual_clip",), "c must be above 1, else it would clip ratios near 1", lambda a: (a.dual_clip or 2) <= 1),
+    Rule(
+        "dual_clip_above_one",
+        ("dual_clip",),
+        "c must be above 1, else it would clip ratios near 1",
+        lambda a: a.dual_clip is not None and a.dual_clip <= 1,
+    ),
     Rule("clip_low_at_most_one", ("clip_low",), "a ratio is never below 0, so above 1 nothing is clipped", lambda a: a.clip_low > 1),
     Rule(
         "kl_weight_needs_kl",
@@ -208,6 +217,12 @@ EVAL: list[Rule[EvalConfig]] = [
     *only("temperature", lambda e: e.samples > 0, "no answer is sampled", "temperature_without_samples"),
 ]
 """Rules about [eval] alone."""
+
+
+def _allowed(kind: str, name: str, value: object) -> bool:
+    """Whether a known argument has a value it may have; unknown names are another rule's."""
+    values = ARGUMENTS[kind].get(name)
+    return values is None or value in values or (not values and isinstance(value, str) and bool(value.strip()))
 
 
 def _groups(pattern: str) -> int:

@@ -1,0 +1,85 @@
+"""What is shown of a run, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from paceline.cli.display import BARS, Lines, Panel, display, number, sparkline
+from paceline.types.progress import Progress
+
+
+def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, force_terminal=terminal, width=120, height=40), out
+
+
+def test_a_sparkline_spans_from_the_least_to_the_largest_value() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == BARS[0] + BARS[4] + BARS[-1]
+    assert sparkline([3.0, 3.0]) == BARS[0] * 2
+    assert sparkline([]) == ""
+    assert len(sparkline([float(i) for i in range(100)], width=60)) == 60
+    assert sparkline([0.0, float("nan"), 1.0]) == BARS[0] + BARS[-1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.0, "3"), (0.123456, "0.1235"), (1234.56, "1234.6"), (2e-5, "2e-05"), (float("nan"), "nan"), (float("inf"), "inf"), (1e9, "1e+09")],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_an_update_is_one_line_however_often_it_is_told() -> None:
+    out, text = console()
+    err, notices = console()
+    with Lines(out, err) as show:
+        for _ in range(3):
+            show(Progress(1, 9, {"reward": 0.5, "unknown": 1.0}, "train"))
+        show(Progress(1, 9, phase="publish"))
+        show(Progress(2, 9, {"reward": float("nan")}, "train", message="[bold] stays as it is"))
+    assert text.getvalue() == "update 1/9  reward 0.5\nupdate 2/9  reward nan\n"
+    assert notices.getvalue() == "[bold] stays as it is\n"
+
+
+def test_long_lines_are_not_wrapped() -> None:
+    out, text = console()
+    with Lines(out, out) as show:
+        show(Progress(0, 1, message="x" * 500))
+    assert text.getvalue() == "x" * 500 + "\n"
+
+
+def test_the_panel_shows_phase_curve_values_evaluation_and_the_last_notices() -> None:
+    out, _ = console(terminal=True)
+    shown, text = console()
+    with Panel(out) as show:
+        show(Progress(1, 9, {"reward": 0.25, "rollout_tokens_per_second": 321.0}, "train"))
+        show(Progress(2, 9, {"reward": 0.75, "loss": float("inf")}, "train"))
+        show(Progress(2, 9, {"eval/greedy": 0.5}, "evaluate"))
+        for index in range(5):
+            show(Progress(2, 9, phase="checkpoint", message=f"notice {index}"))
+        shown.print(show.render())
+    panel = text.getvalue()
+    assert "checkpoint" in panel
+    assert "2/9" in panel
+    assert f"reward {BARS[0]}{BARS[-1]} 0.75 (0.25 to 0.75)" in panel
+    assert "inf" in panel
+    assert "evaluation after update 2  greedy 0.5" in panel
+    assert "notice 1" not in panel
+    assert "notice 4" in panel
+
+
+def test_an_empty_panel_can_be_drawn() -> None:
+    out, _ = console(terminal=True)
+    shown, text = console()
+    shown.print(Panel(out).render())
+    assert "0/0" in text.getvalue()
+
+
+def test_the_display_follows_the_kind_of_output() -> None:
+    terminal, _ = console(terminal=True)
+    pipe, _ = console()
+    assert isinstance(display(terminal, pipe), Panel)
+    assert isinstance(display(pipe, terminal), Lines)

@@ -1,0 +1,180 @@
+"""Plans: resolved schedules, what counts what, and memory by hand-computed values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.config.inspect import PACKAGED, ModelShape, missing_files, model_shape, task_rows
+from paceline.config.load import load
+from paceline.config.memory import memory
+from paceline.config.plan import plan, schedule
+from paceline.config.schema import Config, TaskConfig
+from paceline.types.errors import DataError, ModelError
+
+GYM = "task.name=chain_sum"
+
+
+def config(*overrides: str) -> Config:
+    return load(None, [GYM, *overrides])
+
+
+def test_serial_takes_one_update_per_round_by_default() -> None:
+    s = schedule(config())
+    assert (s.groups_per_round, s.groups_per_dispatch, s.updates_per_publish, s.start_when, s.bound) == (8, 8, 1, "all", 0)
+
+
+def test_pipelined_starts_at_a_dispatch_and_publishes_after_the_round() -> None:
+    s = schedule(
+        config("schedule.preset=pipelined", "schedule.groups_per_round=32", "schedule.groups_per_dispatch=2", "schedule.frontier=auto")
+    )
+    assert (s.updates_per_publish, s.start_when, s.frontier, s.groups_per_dispatch, s.bound) == (4, "dispatch", "auto", 2, 0)
+
+
+def test_streaming_defaults_to_a_staleness_of_one_and_a_buffer_for_all_that_it_admits() -> None:
+    s = schedule(config("schedule.preset=streaming", "schedule.updates_per_publish=2"))
+    assert (s.staleness, s.bound, s.groups_per_publish, s.buffer_groups, s.version_window) == (1, 1, 16, 32, 1)
+    assert schedule(config("schedule.preset=streaming", "schedule.staleness=0")).bound == 0
+
+
+def test_multiversion_defaults_to_a_window_of_two() -> None:
+    s = schedule(config("schedule.preset=multiversion"))
+    assert (s.version_window, s.bound, s.buffer_groups, s.staleness, s.in_flight_groups) == (2, 1, 0, 0, 0)
+
+
+def test_periods_and_deadlines_reach_the_schedule() -> None:
+    s = schedule(
+        config(
+            "eval.task.name=other",
+            "eval.every=4",
+            "run.checkpoint_every=3",
+            "pool.answer_timeout_s=7",
+            "reward.0.timeout_s=2",
+            "reward.1.kind=exact",
+        )
+    )
+    deadlines = dict(s.deadlines)
+    assert (s.evaluate_every, s.checkpoint_every) == (4, 3)
+    assert deadlines["dispatch"] == 7.0
+    assert deadlines["materialize"] == 12.0
+
+
+def test_an_epoch_of_128_prompts_is_16_updates_of_8_groups_and_1024_samples() -> None:
+    p = plan(config("run.updates=48"), rows=128, shape=None)
+    assert (p.updates_per_epoch, p.epochs) == (16.0, 3.0)
+    assert (p.groups, p.samples) == (384, 3072)
+    assert p.samples == 3 * 1024
+
+
+def test_an_update_of_8_samples_is_one_group_and_an_epoch_of_128_prompts_is_128_of_them() -> None:
+    p = plan(config("run.updates=384", "schedule.groups_per_update=1"), rows=128, shape=None)
+    assert (p.updates_per_epoch, p.epochs, p.samples) == (128.0, 3.0, 3 * 1024)
+
+
+def test_token_limits_count_a_prompt_once_per_group() -> None:
+    p = plan(config("run.updates=2", "rollout.max_prompt_tokens=100", "rollout.max_tokens=10"), rows=None, shape=None)
+    assert (p.prompt_tokens, p.sampled_tokens, p.trained_tokens) == (1600, 1280, 2880)
+    assert (p.epochs, p.updates_per_epoch, p.memory) == (None, None, ())
+
+
+def test_a_last_round_that_is_not_full_is_a_round_and_a_publish() -> None:
+    p = plan(config("run.updates=5", "schedule.groups_per_round=16"), rows=10, shape=None)
+    assert (p.rounds, p.publishes, p.groups) == (3, 4, 40)
+
+
+def test_refilling_asks_for_more_prompts_at_most() -> None:
+    p = plan(config("run.updates=2", "schedule.no_signal=refill"), rows=10, shape=None)
+    assert p.more_prompts == 48
+
+
+def test_the_packaged_model_has_the_parameters_it_is_known_for() -> None:
+    assert PACKAGED["smollm2-135m"].parameters == 134_515_008
+
+
+def test_memory_items_follow_their_formulas() -> None:
+    shape = ModelShape(layers=2, width=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocabulary=10, tied=False)
+    assert shape.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
+    c = config(
+        "rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4", "trainer.micro_batch_tokens=20", "trainer.head_chunk=6"
+    )
+    items = {(m.process, m.what): m.bytes for m in memory(c, shape)}
+    n = shape.parameters
+    assert items["engine", "weights"] == 2 * n
+    assert items["engine", "KV cache"] == 2 * 2 * 2 * 2 * 2 * 3 * 9
+    assert items["engine", "logits"] == 2 * 3 * 10 * 4
+    assert items["trainer", "master weights"] == items["trainer", "gradients"] == 4 * n
+    assert items["trainer", "AdamW moments"] == 8 * n
+    assert items["trainer", "compute weights"] == 2 * n
+    assert items["trainer", "activations"] == 20 * 2 * (32 + 24 + 64) * 2
+    assert items["trainer", "logits chunk"] == 3 * 6 * 10 * 4
+    assert ("trainer", "reference model") not in items
+
+
+def test_float32_needs_no_second_copy_and_a_reference_model_is_counted() -> None:
+    c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
+    items = {(m.process, m.what): m for m in memory(c, PACKAGED["smollm2-135m"])}
+    assert ("trainer", "compute weights") not in items
+    assert items["trainer", "reference model"].bytes == 4 * 134_515_008
+    assert items["engine", "KV cache"].bytes == 2 * 30 * 3 * 64 * 4 * 1000
+
+
+def test_a_local_directory_tells_its_shape_by_its_config(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "tie_word_embeddings": False}))
+    assert model_shape(str(tmp_path)) == ModelShape(3, 64, 4, 4, 16, 128, 100, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), ("{", "is no model configuration"), ("{}", "has no 'hidden_size'"), ("[]", "is no model configuration")],
+)
+def test_a_directory_without_a_decoders_sizes_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        model_shape(str(tmp_path))
+
+
+def test_a_hub_id_has_no_shape_here_and_a_path_that_is_not_there_is_refused() -> None:
+    assert model_shape("someone/some-model") is None
+    with pytest.raises(ModelError, match="no such directory"):
+        model_shape("./not/there")
+
+
+def test_rows_are_counted_without_reading_them(tmp_path: Path) -> None:
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"a": 1}\n\n{"a": 2}\n{"a": 3}')
+    parquet = tmp_path / "rows.parquet"
+    parquet.write_bytes(b"PAR1....")
+    assert task_rows(TaskConfig(kind="file", path=str(lines))) == 3
+    assert task_rows(TaskConfig(kind="file", path=str(lines), limit=2)) == 2
+    assert task_rows(TaskConfig(kind="file", path=str(parquet), limit=2)) is None
+    assert task_rows(TaskConfig(name="chain_sum", size=50)) == 50
+    with pytest.raises(DataError, match=r"eval.task.path = .*absent"):
+        task_rows(TaskConfig(kind="file", path=str(tmp_path / "absent")), "eval.task")
+
+
+def test_files_that_are_named_and_not_there_are_all_listed(tmp_path: Path) -> None:
+    there = tmp_path / "rows.jsonl"
+    there.write_text("{}")
+    c = load(
+        None,
+        [
+            "task.kind=file",
+            f"task.path={there}",
+            "eval.task.kind=file",
+            "eval.task.path=no.jsonl",
+            "reward.0.kind=function",
+            "reward.0.function=no.py:f",
+        ],
+    )
+    assert [fault.items[0][0] for fault in missing_files(c)] == ["eval.task.path", "reward.0.function"]
+
+
+def test_gsm8k_has_7473_training_rows() -> None:
+    path = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k" / "train.jsonl"
+    if not path.is_file():
+        pytest.skip(f"the data set is not at {path}")
+    assert task_rows(TaskConfig(kind="file", path=str(path))) == 7473

@@ -1,0 +1,182 @@
+"""Every rule refuses what it is for; what is away from its edge passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config.checks import RULES, ensure, warnings
+from paceline.config.load import load
+from paceline.config.schema import Config, ScheduleConfig
+from paceline.types.errors import ConfigError
+
+GYM = ("task.name=chain_sum",)
+HELD_OUT = (*GYM, "eval.task.name=chain_sum", "eval.task.seed=1000000")
+FILE = ("task.kind=file", "task.path=a.jsonl", "task.gold_column=answer")
+STREAM = (*GYM, "schedule.preset=streaming")
+MULTI = (*GYM, "schedule.preset=multiversion")
+
+BROKEN: list[tuple[str, tuple[str, ...]]] = [
+    ("groups_per_round_no_effect", (*STREAM, "schedule.groups_per_round=16")),
+    ("updates_per_publish_no_effect", (*GYM, "schedule.updates_per_publish=2")),
+    ("frontier_no_effect", (*GYM, "schedule.frontier=4")),
+    ("refill_no_effect", (*GYM, "schedule.preset=pipelined", "schedule.refill=group")),
+    ("staleness_no_effect", (*GYM, "schedule.staleness=1")),
+    ("overstale_no_effect", (*MULTI, "schedule.overstale=drop")),
+    ("at_publish_no_effect", (*GYM, "schedule.at_publish=drain")),
+    ("buffer_groups_no_effect", (*MULTI, "schedule.buffer_groups=16")),
+    ("granularity_no_effect", (*GYM, "schedule.granularity=group")),
+    ("version_window_no_effect", (*STREAM, "schedule.version_window=3")),
+    ("in_flight_groups_no_effect", (*GYM, "schedule.in_flight_groups=8")),
+    ("refill_limit_no_effect", (*GYM, "schedule.refill_limit=5")),
+    ("in_order_no_effect", (*MULTI, "schedule.in_order=true")),
+    ("refill_takes_another", (*GYM, "schedule.no_signal=refill", "schedule.refill_limit=0")),
+    ("serial_starts_late", (*GYM, "schedule.start_when=dispatch")),
+    ("whole_updates_per_round", (*GYM, "schedule.groups_per_round=12")),
+    ("whole_updates_per_round", (*GYM, "schedule.groups_per_round=4")),
+    ("whole_dispatches_per_update", (*GYM, "schedule.groups_per_dispatch=3")),
+    ("whole_dispatches_per_update", (*GYM, "schedule.groups_per_dispatch=16")),
+    ("frontier_within_round", (*GYM, "schedule.preset=pipelined", "schedule.frontier=9")),
+    ("buffer_holds_an_update", (*STREAM, "schedule.buffer_groups=7")),
+    ("in_flight_in_range", (*MULTI, "schedule.in_flight_groups=7")),
+    ("in_flight_in_range", (*MULTI, "schedule.in_flight_groups=17")),
+    ("in_flight_in_range", (*STREAM, "schedule.staleness=0", "schedule.in_flight_groups=9")),
+    ("group_of_one", (*GYM, "schedule.group_size=1")),
+    ("survivors_make_a_group", (*GYM, "schedule.group_size=2", "schedule.on_failure=drop_sample")),
+    ("generator_named", ()),
+    ("file_named", ("task.kind=file", "task.gold_column=answer")),
+    ("name_no_effect", (*FILE, "task.name=chain_sum")),
+    ("parameters_no_effect", (*FILE, "task.parameters.x=1")),
+    ("size_no_effect", (*FILE, "task.size=5")),
+    ("seed_no_effect", (*FILE, "task.seed=5")),
+    ("path_no_effect", (*GYM, "task.path=a.jsonl")),
+    ("path_no_effect", (*HELD_OUT, "eval.task.path=a.jsonl")),
+    ("prompt_column_no_effect", (*GYM, "task.prompt_column=question")),
+    ("gold_column_no_effect", (*GYM, "task.gold_column=answer")),
+    ("gold_pattern_no_effect", (*GYM, "task.gold_pattern=(x)")),
+    ("bad_rows_no_effect", (*GYM, "task.bad_rows=skip")),
+    ("system_no_effect", (*GYM, "task.template=plain", "task.system=Be brief.")),
+    ("template_arguments_no_effect", (*GYM, "task.template=plain", "task.template_arguments.x=true")),
+    ("gold_pattern_needs_column", ("task.kind=file", "task.path=a.jsonl", "task.gold_pattern=(x)")),
+    ("gold_pattern_has_a_group", (*FILE, "task.gold_pattern=x")),
+    ("gold_pattern_has_a_group", (*FILE, "task.gold_pattern=(x")),
+    ("function_named", (*GYM, "reward.0.kind=function")),
+    ("function_named", (*GYM, "reward.0.kind=function", "reward.0.function=module")),
+    ("function_no_effect", (*GYM, "reward.0.function=module:reward")),
+    ("arguments_known", (*GYM, "reward.0.kind=exact", "reward.0.arguments.which=first")),
+    ("argument_values", (*GYM, "reward.0.arguments.which=middle")),
+    ("argument_values", (*GYM, "reward.0.arguments.marker=' '")),
+    ("argument_values", (*GYM, "reward.0.arguments.marker=3")),
+    ("marker_outside_tags", (*GYM, "reward.0.kind=task", "reward.0.arguments.marker=A:")),
+    ("sampling_needs_temperature", (*GYM, "rollout.temperature=0.0")),
+    ("filter_asked_for", (*GYM, "rollout.top_p=0.9")),
+    ("filter_asked_for", (*GYM, "rollout.top_k=20")),
+    ("train_on_filtered_no_effect", (*GYM, "rollout.train_on_filtered=true")),
+    ("kv_holds_a_trajectory", (*GYM, "rollout.kv_tokens=767")),
+    ("std_no_effect", (*GYM, "algorithm.advantage=group_mean", "algorithm.std=population")),
+    ("std_eps_no_effect", (*GYM, "algorithm.advantage=group_mean", "algorithm.std_eps=0.1")),
+    ("constant_length_no_effect", (*GYM, "algorithm.constant_length=256")),
+    ("dual_clip_above_one", (*GYM, "algorithm.dual_clip=1.0")),
+    ("dual_clip_above_one", (*GYM, "algorithm.dual_clip=0.0")),
+    ("clip_low_at_most_one", (*GYM, "algorithm.clip_low=1.1")),
+    ("kl_weight_needs_kl", (*GYM, "algorithm.kl_weight=0.1")),
+    ("kl_needs_weight", (*GYM, "algorithm.kl=k3")),
+    ("reference_no_effect", (*GYM, "algorithm.reference=dir")),
+    ("mask_kl_without_signal_no_effect", (*GYM, "algorithm.mask_kl_without_signal=true")),
+    ("overlong_penalty_no_effect", (*GYM, "algorithm.overlong_penalty=0.5")),
+    ("overlong_buffer_needs_penalty", (*GYM, "algorithm.overlong_buffer=10", "algorithm.overlong_penalty=0")),
+    ("gap_warns_first", (*GYM, "algorithm.gap_warn=2.0")),
+    ("problems_no_effect", (*GYM, "eval.problems=5")),
+    ("samples_no_effect", (*GYM, "eval.samples=5")),
+    ("temperature_no_effect", (*GYM, "eval.temperature=0.5")),
+    ("greedy_no_effect", (*GYM, "eval.greedy=false")),
+    ("every_no_effect", (*GYM, "eval.every=5")),
+    ("exclude_training_no_effect", (*GYM, "eval.exclude_training=false")),
+    ("eval_scores_something", (*HELD_OUT, "eval.greedy=false", "eval.samples=0")),
+    ("temperature_without_samples", (*HELD_OUT, "eval.samples=0", "eval.temperature=0.5")),
+    ("some_reward", (*GYM, "reward=[]")),
+    ("reward_names_differ", (*GYM, "reward.0.kind=numeric", "reward.1.kind=numeric")),
+    ("some_outcome", (*GYM, "reward.0.outcome=false")),
+    ("task_scores_itself", (*FILE, "reward.0.kind=task")),
+    ("gold_to_compare_with", ("task.kind=file", "task.path=a.jsonl")),
+    ("held_out_is_another_task", (*GYM, "eval.task.name=chain_sum")),
+    ("held_out_seed_is_far", (*GYM, "eval.task.name=chain_sum", "eval.task.seed=2")),
+    ("batch_std_sees_the_update", (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=4")),
+    ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
+]
+
+WARNED: list[tuple[str, tuple[str, ...]]] = [
+    ("warmup_within_run", (*GYM, "run.updates=5")),
+    ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
+]
+
+ALLOWED: list[tuple[str, ...]] = [
+    GYM,
+    HELD_OUT,
+    FILE,
+    STREAM,
+    MULTI,
+    (*GYM, "trainer.learning_rate=0"),
+    (*GYM, "schedule.groups_per_round=32", "schedule.groups_per_dispatch=2"),
+    (*GYM, "schedule.frontier='auto'", "schedule.preset=pipelined", "schedule.refill=group"),
+    (*GYM, "schedule.frontier=8", "schedule.preset=pipelined"),
+    (*GYM, "schedule.start_when=all"),
+    (*STREAM, "schedule.staleness=3", "schedule.buffer_groups=8", "schedule.updates_per_publish=2", "schedule.in_flight_groups=64"),
+    (*MULTI, "schedule.version_window=4", "schedule.in_flight_groups=32"),
+    (*MULTI, "schedule.in_flight_groups=8"),
+    (*GYM, "schedule.no_signal=refill", "schedule.refill_limit=5"),
+    (*FILE, "task.gold_pattern=####\\s*(.+)", "task.bad_rows=skip"),
+    (
+        *GYM,
+        "reward.0.arguments={marker = 'A:', which = 'first', percent = 'strict'}",
+        "reward.1.kind=task",
+        "reward.1.arguments.answer=number",
+    ),
+    (*GYM, "reward.0.kind=function", "reward.0.function=dir/file.py:reward", "reward.0.arguments.anything=1"),
+    (*GYM, "rollout.top_p=0.9", "rollout.train_on_filtered=true"),
+    (*GYM, "rollout.kv_tokens=768"),
+    (*GYM, "algorithm.kl=k3", "algorithm.kl_weight=0.04", "algorithm.reference=dir", "algorithm.mask_kl_without_signal=true"),
+    (*GYM, "algorithm.aggregation=constant", "algorithm.constant_length=64", "algorithm.dual_clip=3.0", "algorithm.clip_low=1.0"),
+    (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=8"),
+    (*GYM, "algorithm.overlong_buffer=255", "algorithm.overlong_penalty=0.5"),
+    (*GYM, "eval.task.name=chain_sum", "eval.task.seed=2001"),
+    (*GYM, "eval.task.name=chain_sum", "eval.exclude_training=false"),
+    (*GYM, "eval.task.name=chain_sum", "eval.task.seed=2", "eval.task.parameters.max_terms=3"),
+    (*GYM, "task.path=''", "schedule.refill=sample", "eval.every=0", "algorithm.std_eps=1e-4"),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides"), BROKEN, ids=[f"{name}-{index}" for index, (name, _) in enumerate(BROKEN)])
+def test_a_combination_without_effect_or_meaning_is_refused_by_name(name: str, overrides: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, overrides)
+    lines = [line for line in str(caught.value).splitlines() if line.endswith(f"[{name}]")]
+    assert lines, str(caught.value)
+    assert " = " in lines[0]
+
+
+@pytest.mark.parametrize(("name", "overrides"), WARNED, ids=[name for name, _ in WARNED])
+def test_what_is_probably_not_meant_gives_a_warning_by_name(name: str, overrides: tuple[str, ...]) -> None:
+    assert [fault.name for fault in warnings(load(None, overrides))] == [name]
+
+
+@pytest.mark.parametrize("overrides", ALLOWED, ids=str)
+def test_what_has_effect_and_meaning_passes_without_a_warning(overrides: tuple[str, ...]) -> None:
+    assert warnings(load(None, overrides)) == []
+
+
+def test_every_rule_has_a_case_that_breaks_it() -> None:
+    rules = {rule.name for section in RULES.values() for rule in section}
+    assert rules == {name for name, _ in BROKEN + WARNED}
+
+
+def test_rule_names_are_unique_within_their_section() -> None:
+    for section in RULES.values():
+        names = [rule.name for rule in section]
+        assert len(names) == len(set(names))
+
+
+def test_a_configuration_built_in_python_can_be_checked_alike() -> None:
+    good = load(None, GYM)
+    assert ensure(good) is good
+    with pytest.raises(ConfigError, match="whole_updates_per_round"):
+        ensure(Config(task=good.task, schedule=ScheduleConfig(groups_per_round=12)))
