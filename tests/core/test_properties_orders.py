@@ -1,7 +1,5 @@
 """A machine against an adversary: answers in any legal order, twice, late; losses, stop requests, kills and resumes at any moment."""
 
-import math
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -79,11 +77,12 @@ class Adversary(RuleBasedStateMachine):
             getattr(self, f"answer_{type(command).__name__}")(command, luck)
 
     def answer_RequestPrompts(self, command, luck):
-        left = math.inf if self.prompts is None else max(0, self.prompts - self.book.next_index) + len(self.book.expected)
-        count = int(min(command.count, left))
+        start = self.book.next_index
+        left = command.count if self.prompts is None else max(0, self.prompts - start)
+        count = min(command.count, left)
         if count:
-            self.feed(e.PromptsArrived(command.id, self.book.next_prompts(count)))
-        if count < command.count and not self.stopped:
+            self.feed(e.PromptsArrived(command.id, tuple(range(start, start + count))))
+        if (count < command.count or start + count == self.prompts) and not self.stopped:
             self.feed(e.DataEnded(command.id))
 
     def answer_Admit(self, admit, luck):
