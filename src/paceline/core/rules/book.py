@@ -270,10 +270,11 @@ class Book:
     def _live(self, event: e.WeightsLive) -> None:
         if (load := self.answers(event, c.LoadWeights)) is None:
             return
-        instance = self.instances[load.instance]
-        _, old = instance.loading[load.id]
+        instance = self.instances.get(load.instance)
+        if instance is not None:
+            _, old = instance.loading.get(load.id, (0, None))
+            instance.versions = [v for v in instance.versions if v not in (old, load.version)] + [load.version]
         self._close(event.command)
-        instance.versions = [v for v in instance.versions if v not in (old, load.version)] + [load.version]
 
     def _migrated(self, event: e.Migrated) -> None:
         if (migrate := self.answers(event, c.Migrate)) is None:
