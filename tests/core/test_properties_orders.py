@@ -1,15 +1,13 @@
 """A machine against an adversary: answers in any legal order, twice, late; losses, stop requests, kills and resumes at any moment."""
 
-import math
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from paceline.core.machine import Machine
 
 from paceline.core import commands as c
 from paceline.core import events as e
-from paceline.core.machine import Machine
 from paceline.core.rules import Rules
 from paceline.core.rules.facts import RUNNING
 from paceline.core.schedule import Resume
@@ -28,7 +26,8 @@ class Adversary(RuleBasedStateMachine):
     def begin(self, data):
         pick = cases.Chooser(lambda options: data.draw(st.sampled_from(options)))
         self.schedule = cases.schedule(self.preset, pick)
-        self.slots = pick.of(1, 2, 8)
+        least = self.schedule.group_size if self.schedule.granularity == "group" else 1
+        self.slots = max(least, pick.of(1, 2, 8))
         self.held = pick.of(1, 1, 2)
         self.prompts = pick.of(None, 0, 1, 7, 30)
         self.now = 0.0
@@ -65,65 +64,68 @@ class Adversary(RuleBasedStateMachine):
 
     def answer(self, command, luck):
         """A legal answer to an open command; `luck` in 0..9, and 0 to 1 is bad."""
-        bad = luck < 2
-        match command:
-            case c.RequestPrompts():
-                left = math.inf if self.prompts is None else max(0, self.prompts - self.book.next_index) + len(self.book.expected)
-                count = int(min(command.count, left))
-                if count:
-                    self.feed(e.PromptsArrived(command.id, self.book.next_prompts(count)))
-                if count < command.count and not self.stopped:
-                    self.feed(e.DataEnded(command.id))
-            case c.Admit():
-                self.end_trajectory(command, bad)
-            case c.Park():
-                self.feed(e.TrajectoryParked(command.id, command.group, command.sample, command.attempt, command.instance, 3))
-            case c.Materialize() if luck == 0:
-                self.feed(e.CommandFailed(command.id, "the reward raised"))
-            case c.Materialize():
-                samples = len(command.samples)
-                few = samples < min(2, self.schedule.group_size)
-                self.feed(e.GroupMaterialized(command.id, command.group, luck > 3, samples, drop=few or luck == 1))
-            case c.Dispatch():
-                self.feed(e.DispatchConsumed(command.id))
-                if command.step:
-                    self.feed(e.UpdateFinished(command.id, command.update, applied=not bad))
-            case c.Publish():
-                self.feed(e.Published(command.id, command.version, f"f{command.version}"))
-            case c.LoadWeights() if luck == 0:
-                self.feed(e.CommandFailed(command.id, "the transfer broke"))
-            case c.LoadWeights():
-                self.feed(e.WeightsLive(command.id, command.instance, command.version, f"f{command.version}", 0.0, 1e-3))
-            case c.Migrate() if bad:
-                self.feed(e.CommandFailed(command.id, "the link broke"))
-            case c.Migrate():
-                moved = [k for k in command.trajectories if self.runs_on(k, command.source)]
-                self.feed(e.Migrated(command.id, tuple(moved[: len(moved) if luck > 3 else 1])))
-            case c.Abort():
-                self.feed(e.Aborted(command.id))
-            case c.Evaluate():
-                self.feed(e.CommandFailed(command.id, "no answer") if bad else e.Evaluated(command.id))
-            case c.Checkpoint():
-                self.feed(e.CheckpointDone(command.id, command.update))
-            case _:
-                raise AssertionError(command)
+        simple = {
+            c.Park: lambda: e.TrajectoryParked(command.id, command.group, command.sample, command.attempt, command.instance, 3),
+            c.Publish: lambda: e.Published(command.id, command.version, f"f{command.version}"),
+            c.Abort: lambda: e.Aborted(command.id),
+            c.Evaluate: lambda: e.CommandFailed(command.id, "no answer") if luck < 2 else e.Evaluated(command.id),
+            c.Checkpoint: lambda: e.CheckpointDone(command.id, command.update),
+        }
+        if (make := simple.get(type(command))) is not None:
+            self.feed(make())
+        else:
+            getattr(self, f"answer_{type(command).__name__}")(command, luck)
 
-    def runs_on(self, key, instance):
-        group = self.book.groups.get(key[0])
-        sample = group.samples.get(key[1]) if group else None
-        return sample is not None and sample.state == RUNNING and sample.instance == instance
+    def answer_RequestPrompts(self, command, luck):
+        start = self.book.next_index
+        left = command.count if self.prompts is None else max(0, self.prompts - start)
+        count = min(command.count, left)
+        if count:
+            self.feed(e.PromptsArrived(command.id, tuple(range(start, start + count))))
+        if (count < command.count or start + count == self.prompts) and not self.stopped:
+            self.feed(e.DataEnded(command.id))
 
-    def end_trajectory(self, admit, bad):
+    def answer_Admit(self, admit, luck):
         group = self.book.groups.get(admit.group)
         sample = group.samples.get(admit.sample) if group else None
         where = sample.instance if sample and sample.command == admit.id else admit.instance
         who = (admit.id, admit.group, admit.sample, admit.attempt, where)
-        if bad:
+        if luck < 2:
             self.feed(e.TrajectoryFailed(*who, "broken"))
             return
         instance = self.book.instances.get(where)
         newest = max(instance.versions) if instance and self.preset == "streaming" else admit.version
         self.feed(e.TrajectoryFinished(*who, 10, admit.version, max(newest, admit.version)))
+
+    def answer_Materialize(self, command, luck):
+        if luck == 0:
+            self.feed(e.CommandFailed(command.id, "the reward raised"))
+            return
+        few = len(command.samples) < min(2, self.schedule.group_size)
+        self.feed(e.GroupMaterialized(command.id, command.group, luck > 3, len(command.samples), drop=few or luck == 1))
+
+    def answer_Dispatch(self, command, luck):
+        self.feed(e.DispatchConsumed(command.id))
+        if command.step:
+            self.feed(e.UpdateFinished(command.id, command.update, applied=luck > 1))
+
+    def answer_LoadWeights(self, command, luck):
+        if luck == 0:
+            self.feed(e.CommandFailed(command.id, "the transfer broke"))
+            return
+        self.feed(e.WeightsLive(command.id, command.instance, command.version, f"f{command.version}", 0.0, 1e-3))
+
+    def answer_Migrate(self, command, luck):
+        if luck < 2:
+            self.feed(e.CommandFailed(command.id, "the link broke"))
+            return
+        moved = [k for k in command.trajectories if self.runs_on(k, command.source)]
+        self.feed(e.Migrated(command.id, tuple(moved[: len(moved) if luck > 3 else 1])))
+
+    def runs_on(self, key, instance):
+        group = self.book.groups.get(key[0])
+        sample = group.samples.get(key[1]) if group else None
+        return sample is not None and sample.state == RUNNING and sample.instance == instance
 
     def tick(self, seconds=0.1):
         self.now += seconds

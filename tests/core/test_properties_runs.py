@@ -28,7 +28,8 @@ def chooser(draw):
 @st.composite
 def runs(draw, preset):
     pick = chooser(draw)
-    return cases.schedule(preset, pick), cases.world(pick)
+    schedule = cases.schedule(preset, pick)
+    return schedule, cases.world(pick, schedule)
 
 
 def check(schedule, world, resume=None):
@@ -37,8 +38,7 @@ def check(schedule, world, resume=None):
     assert trace.violations == [], [str(v) for v in trace.violations]
     assert trace.stalled == ""
     if trace.stop is not None:
-        failing = world.failure or world.reward_failure or world.lost_rewards
-        assert trace.stop.ok or (schedule.on_failure == "stop" and failing), trace.stop
+        assert trace.stop.ok or cases.may_fail(schedule, world), trace.stop
         if trace.stop.ok and world.prompts is None and world.stop is None:
             steps = [r for r in trace.commands if type(r) is c.Dispatch and r.step]
             assert steps[-1].update == schedule.total_updates
@@ -156,7 +156,8 @@ def test_corner_values_hold(corner, preset, extreme):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_is_the_same_again(preset):
     pick = cases.Chooser(lambda options: options[len(options) // 2])
-    schedule, world = cases.schedule(preset, pick), replace(cases.world(pick), stop=None)
+    schedule = cases.schedule(preset, pick)
+    world = replace(cases.world(pick, schedule), stop=None)
     first, second = simulate(schedule, world), simulate(schedule, world)
     assert first.records == second.records
     assert len(first.records) > 20

@@ -300,15 +300,24 @@ def test_a_violation_names_its_rule_place_and_group():
     assert str(violation).startswith(f"rule 4 at record {place}: ")
 
 
-def test_a_resumed_lineage_takes_the_pending_prompts_first():
-    resume = Resume(update=0, version=0, pending=(3, 7), next_index=9)
-    start = [e.Started(), c.Publish(1, 0, 0), c.RequestPrompts(2, 3)]
-    assert fold(SERIAL, [*start, e.PromptsArrived(2, (3, 7, 9))], resume) == []
-    for wrong in ((3, 9), (9, 10, 11), (7, 3, 9), (3, 7, 10)):
-        assert [v.rule for v in fold(SERIAL, [*start, e.PromptsArrived(2, wrong)], resume)] == [1]
+def test_a_resumed_lineage_has_the_pending_prompts_and_goes_on_with_the_data_order():
+    resume = Resume(update=4, version=2, pending=(3, 7), next_index=9)
+    start = [
+        e.Started(),
+        c.Publish(1, 2, 4),
+        e.Published(1, 2, "f"),
+        up(),
+        c.LoadWeights(2, "i0", 2),
+        e.WeightsLive(2, "i0", 2, "f", 0.0, 0.0),
+    ]
+    request = c.RequestPrompts(3, 2)
+    assert fold(SERIAL, [*start, c.Admit(4, 7, 0, 0, "i0", 2), request, e.PromptsArrived(3, (9, 10))], resume) == []
+    assert [v.rule for v in fold(SERIAL, [*start, c.Admit(4, 8, 0, 0, "i0", 2)], resume)] == [1]
+    for wrong in ((3, 7), (7, 9), (10, 11), (9, 9)):
+        assert [v.rule for v in fold(SERIAL, [*start, request, e.PromptsArrived(3, wrong)], resume)] == [1]
 
 
-def test_a_checkpoint_before_the_pending_prompts_came_must_name_them():
+def test_a_checkpoint_right_after_a_resume_must_name_the_same_prompts():
     resume = Resume(update=4, version=2, pending=(3, 7), next_index=9)
     start = [e.Started(), c.Publish(1, 2, 4), e.Published(1, 2, "f")]
     assert fold(SERIAL, [*start, c.Checkpoint(2, 4, 2, (3, 7), 9)], resume) == []

@@ -86,19 +86,28 @@ def _streaming(base: Schedule, pick: Chooser) -> Schedule:
 
 def _multiversion(base: Schedule, pick: Chooser) -> Schedule:
     w, u, period = pick.upto(1, 3), base.groups_per_update, base.groups_per_publish
+    start: Literal["dispatch", "all"] = "all" if pick.of(False, True) else "dispatch"
     return replace(
         base,
-        start_when=pick.of("dispatch", "all"),
+        start_when=start,
         version_window=w,
-        in_flight_groups=pick.of(0, u, w * period),
+        in_flight_groups=pick.of(0, u if start == "dispatch" else period, w * period),
         rebalance_seconds=pick.of(0.0, 0.5),
         high_kv_use=pick.of(0.5, 0.9),
     )
 
 
-def world(pick: Chooser) -> World:
-    """A world in which every run must end: what is lost comes back, and nothing fails for ever."""
-    instances = tuple(_instance(i, pick) for i in range(pick.of(1, 1, 2, 3, 5)))
+def may_fail(schedule: Schedule, world: World) -> bool:
+    """Whether the world can give a run of this schedule a reason to stop with an error."""
+    fails = world.failure or world.lost_rewards or world.reward_failure
+    empties = world.dropped or (world.no_signal and schedule.no_signal != "keep") or fails
+    return bool((fails and schedule.on_failure == "stop") or (empties and schedule.empty_limit))
+
+
+def world(pick: Chooser, schedule: Schedule) -> World:
+    """A world in which every run of the schedule must end: what is lost comes back, and nothing fails for ever."""
+    least = schedule.group_size if schedule.granularity == "group" else 1
+    instances = tuple(_instance(i, pick, least) for i in range(pick.of(1, 1, 2, 3, 5)))
     return World(
         instances=instances,
         seed=pick.upto(0, 999),
@@ -132,12 +141,12 @@ def _stop(pick: Chooser) -> tuple[float, Literal["checkpoint", "now"]] | None:
     return pick.upto(0, 20) / 2, how
 
 
-def _instance(number: int, pick: Chooser) -> FakeInstance:
+def _instance(number: int, pick: Chooser, least: int) -> FakeInstance:
     slow = pick.of(False, False, True)
     lost = pick.of((), (), ((pick.upto(0, 10) / 2, pick.upto(11, 20) / 2),))
     return FakeInstance(
         name=f"i{number}",
-        slots=pick.of(1, 2, 8),
+        slots=max(least, pick.of(1, 2, 8)),
         speed=5.0 if slow else 100.0,
         comes=pick.of(0.0, 0.0, 3.0),
         outages=lost,

@@ -6,7 +6,6 @@ trajectories with finishing times. A run ends with Stop, with a kill, or with a 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -112,7 +111,6 @@ class Simulation:
         self.order = 0
         self.real = 0
         """Entries of the heap that are not periodic: without them nothing will ever happen."""
-        self.again = deque(resume.pending)
         self.next_index = resume.next_index
         self.instances: dict[str, Instance] = {}
         self.parked: dict[Key, Run] = {}
@@ -229,18 +227,13 @@ class Simulation:
     # Rollout
 
     def _prompts(self, command: c.RequestPrompts) -> None:
-        indices: list[int] = []
         limit = self.world.prompts
-        while len(indices) < command.count and (self.again or limit is None or self.next_index < limit):
-            if self.again:
-                indices.append(self.again.popleft())
-            else:
-                indices.append(self.next_index)
-                self.next_index += 1
-        none_left = not self.again and limit is not None and self.next_index >= limit
+        left = command.count if limit is None else max(0, limit - self.next_index)
+        indices = tuple(range(self.next_index, self.next_index + min(command.count, left)))
+        self.next_index += len(indices)
         if indices:
-            self._after(self.world.prompt_seconds, lambda: e.PromptsArrived(command.id, tuple(indices)))
-        if len(indices) < command.count or (none_left and self.world.end_early):
+            self._after(self.world.prompt_seconds, lambda: e.PromptsArrived(command.id, indices))
+        if len(indices) < command.count or (self.world.end_early and self.next_index == limit):
             self._after(self.world.prompt_seconds, lambda: e.DataEnded(command.id))
 
     def _admit(self, command: c.Admit) -> None:

@@ -6,7 +6,6 @@ is alive, never how long the run has lasted. Rules read it *before* it takes the
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +20,10 @@ class Book:
 
     def __init__(self, schedule: Schedule, resume: Resume) -> None:
         self.schedule = schedule
-        self.expected = deque(resume.pending)
-        """Prompts of the checkpoint that have not arrived again."""
         self.next_index = resume.next_index
-        self.groups: dict[int, Group] = {}
+        """The data-order index that must arrive next."""
+        self.groups = {index: Group() for index in resume.pending}
+        """Groups that arrived, or were pending at the checkpoint, and are not terminal."""
         self.instances: dict[str, Instance] = {}
         self.open: dict[int, Any] = {}
         """Commands that still wait for an answer, by id."""
@@ -69,14 +68,18 @@ class Book:
         sample = group.samples.get(answer.sample) if group else None
         return sample if sample and sample.command == answer.command else None
 
-    def next_prompts(self, count: int) -> tuple[int, ...]:
-        """The data-order indices that must arrive next: those of the checkpoint first."""
-        again = tuple(self.expected)[:count] if self.expected else ()
-        return again + tuple(range(self.next_index, self.next_index + count - len(again)))
-
     def waits_for(self, kind: type) -> bool:
         """Whether a command of type `kind` is open."""
         return self.counts.get(kind, 0) > 0
+
+    def makes_way(self, instance: Instance, version: int) -> int | None:
+        """The version that leaves the instance when `version` comes: the oldest that no trajectory runs under."""
+        if version in instance.versions or len(instance.versions) < instance.info.versions_held:
+            return None
+        if len(instance.versions) == 1:
+            return instance.versions[0]
+        busy = {self.open[n].version for n in instance.open if n in self.open and type(self.open[n]) is c.Admit}
+        return min((v for v in instance.versions if v not in busy), default=min(instance.versions))
 
     def promising(self) -> list[int]:
         """Groups that may still train and are not consumed yet."""
@@ -147,7 +150,7 @@ class Book:
     def _load(self, command: c.LoadWeights) -> None:
         self._on_instance(command)
         if (instance := self.instances.get(command.instance)) is not None:
-            instance.loading[command.id] = command.version
+            instance.loading[command.id] = (command.version, self.makes_way(instance, command.version))
 
     def _retire(self, command: c.Retire) -> None:
         self.contains.pop(command.version, None)
@@ -200,8 +203,6 @@ class Book:
             return
         self._close(event.command)
         for index in event.indices:
-            if self.expected and self.expected[0] == index:
-                self.expected.popleft()
             self.next_index = max(self.next_index, index + 1)
             self.groups[index] = Group()
 
@@ -269,10 +270,11 @@ class Book:
     def _live(self, event: e.WeightsLive) -> None:
         if (load := self.answers(event, c.LoadWeights)) is None:
             return
+        instance = self.instances.get(load.instance)
+        if instance is not None:
+            _, old = instance.loading.get(load.id, (0, None))
+            instance.versions = [v for v in instance.versions if v not in (old, load.version)] + [load.version]
         self._close(event.command)
-        if (instance := self.instances.get(load.instance)) is not None:
-            held = [v for v in instance.versions if v != load.version] + [load.version]
-            instance.versions = held[-instance.info.versions_held :]
 
     def _migrated(self, event: e.Migrated) -> None:
         if (migrate := self.answers(event, c.Migrate)) is None:

@@ -35,7 +35,7 @@ class ExactlyOnce(Rule):
             return None
         if len(event.indices) > request.count:
             return f"{request.count} prompts were requested, {len(event.indices)} arrived"
-        expected = self.book.next_prompts(len(event.indices))
+        expected = tuple(range(self.book.next_index, self.book.next_index + len(event.indices)))
         return None if event.indices == expected else f"prompts {event.indices} arrived, {expected} were next in the data order"
 
     def _admit(self, command: c.Admit, now: float) -> str | None:
@@ -83,7 +83,7 @@ class ExactlyOnce(Rule):
 
     def _checkpoint(self, command: c.Checkpoint, now: float) -> str | None:
         book = self.book
-        live = set(book.groups) | set(book.expected) | set(range(book.next_index, command.next_index))
+        live = set(book.groups) | set(range(book.next_index, command.next_index))
         if command.next_index < book.next_index or set(command.pending) != live or len(command.pending) != len(live):
             lost, twice = sorted(live - set(command.pending)), sorted(set(command.pending) - live)
             return (
@@ -102,7 +102,7 @@ class ExactlyOnce(Rule):
         if book.checkpoint is None:
             yield "the run stopped without a checkpoint"
             return
-        live = set(book.groups) | set(book.expected)
+        live = set(book.groups)
         pending = {i for i in book.checkpoint.pending if i < book.next_index}
         if pending != live:
             yield f"the last checkpoint names groups {sorted(pending)} as pending, but {sorted(live)} are"

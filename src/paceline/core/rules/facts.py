@@ -54,6 +54,6 @@ class Instance:
     def __init__(self, info: InstanceInfo) -> None:
         self.info = info
         self.versions: list[int] = []
-        self.loading: dict[int, int] = {}
-        """Open LoadWeights: command -> version."""
+        self.loading: dict[int, tuple[int, int | None]] = {}
+        """Open LoadWeights: command -> (version, version that makes way)."""
         self.open: set[int] = set()

@@ -107,22 +107,21 @@ class BehaviourLogprobs(Rule):
 
     def _overwrites(self, instance: Instance, version: int) -> bool:
         """Whether weights on their way will take the place of `version`; streaming's tokens say which they are from."""
-        held = [v for v in instance.versions if v not in instance.loading.values()] + list(instance.loading.values())
-        return self.schedule.preset != "streaming" and version not in held[-instance.info.versions_held :]
+        streaming = self.schedule.preset == "streaming"
+        return not streaming and any(old == version for _, old in instance.loading.values())
 
     def _load(self, command: c.LoadWeights, now: float) -> str | None:
         instance = self.book.instances.get(command.instance)
         if instance is None:
             return f"version {command.version} was sent to {command.instance}, which is not there"
-        held = [v for v in instance.versions if v != command.version] + [command.version]
-        replaced = set(instance.versions) - set(held[-instance.info.versions_held :])
-        if not replaced:
+        replaced = self.book.makes_way(instance, command.version)
+        if replaced is None:
             return None
         admits = (o for n in instance.open if type(o := self.book.open.get(n)) is c.Admit and n not in self.book.aborting)
         streaming = self.schedule.preset == "streaming"
-        busy = [(a.group, a.sample) for a in admits if streaming or a.version in replaced]
+        busy = sorted((a.group, a.sample) for a in admits if streaming or a.version == replaced)
         if busy and command.unfinished != (self.schedule.at_publish if streaming else ""):
-            return f"version {command.version} replaces {sorted(replaced)} on {command.instance} under trajectories {sorted(busy)[:8]}"
+            return f"version {command.version} replaces {replaced} on {command.instance} under trajectories {busy[:8]}"
         return None
 
     def _migrate(self, command: c.Migrate, now: float) -> str | None:
