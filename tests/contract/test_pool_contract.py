@@ -1,6 +1,10 @@
 """What every pool promises, run on the real one and on the fake."""
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,3 +141,41 @@ async def test_a_worker_that_does_not_close_in_time_is_killed(tmp_path: Path, mo
             await worker.stop(0.2)
         with pytest.raises(WorkerLost):
             await call
+
+
+CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from paceline.ports.pool import WorkerSpec
+from paceline.runtime.process import ProcessPool
+
+async def main():
+    workers = [await ProcessPool().start(WorkerSpec(name, "pool_bodies:body", {}), print, print) for name in ("idle", "busy")]
+    call = asyncio.ensure_future(workers[1].call("sleep", 60))
+    await asyncio.sleep(0.05)
+    print(*(worker.pid for worker in workers), flush=True)
+    await call
+
+asyncio.run(main())
+"""
+
+
+def test_workers_end_when_their_controller_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    with subprocess.Popen([sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, text=True, env=environment) as controller:
+        assert controller.stdout is not None
+        pids = [int(word) for word in controller.stdout.readline().split()]
+        assert len(pids) == 2
+        controller.kill()
+    deadline = time.monotonic() + 5
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"workers {pids} outlived their controller"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and no zombie (nobody may reap it here)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -28,8 +28,12 @@ def audit(ledger: Path) -> AuditReport:
             commands += sum(record.direction == "command" for record in records)
             whole = _ended(records)
             if not whole:
-                notes.append(f"lineage {lineage.id} has no end (killed, stopped by an error, or still running): only what it holds was checked")
-            violations += [f"lineage {lineage.id}: {fault}" for fault in (*_rules(lineage, records, whole), *_replayed(lineage, records, whole))]
+                notes.append(
+                    f"lineage {lineage.id} has no end (killed, stopped by an error, or still running): only what it holds was checked"
+                )
+            violations += [
+                f"lineage {lineage.id}: {fault}" for fault in (*_rules(lineage, records, whole), *_replayed(lineage, records, whole))
+            ]
     finally:
         reader.close()
     return AuditReport(events, commands, len(lineages), tuple(violations), tuple(notes))
