@@ -18,9 +18,7 @@ OnProgress = Callable[[Progress], None]
 class Recorder:
     """Collects between two updates, and writes a row at each. Steps of an axis ascend, also across a resume from `update`."""
 
-    def __init__(
-        self, trackers: Sequence[Tracker], on_progress: OnProgress, watch: Stopwatch, total: int, update: int, lineage: int
-    ) -> None:
+    def __init__(self, trackers: Sequence[Tracker], on_progress: OnProgress, watch: Stopwatch, total: int, update: int) -> None:
         self._trackers = trackers
         self._on_progress = on_progress
         self._watch = watch

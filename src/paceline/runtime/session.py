@@ -25,7 +25,7 @@ from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
 from paceline.runtime.checkpoint import Checkpoints
 from paceline.runtime.driver import Driver, Performer
-from paceline.runtime.evaluation import Evaluation, EvalPlan
+from paceline.runtime.evaluation import EvalPlan, Evaluation
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.recorder import OnProgress, Recorder
 from paceline.runtime.reward import RewardFleet

@@ -59,7 +59,8 @@ async def evaluate_alone(
 async def _unless(lost: asyncio.Future[str], work: Coroutine[Any, Any, list[Answers]]) -> list[Answers]:
     """The result of `work`; WorkerLost when `lost` comes first."""
     task = asyncio.ensure_future(work)
-    await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+    waits: set[asyncio.Future[Any]] = {task, lost}
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not task.done():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
