@@ -179,6 +179,7 @@ class Session:
             c.Evaluate: self._in_phase("evaluate", self._evaluate),
             c.Checkpoint: self._in_phase("checkpoint", self._checkpoints.checkpoint),
             c.Terminal: self._terminal,
+            c.Note: lambda command: None,
             c.Warn: lambda command: self.recorder.notice(command.message),
         }
 
@@ -200,7 +201,7 @@ class Session:
     def _seal(self, commands: Sequence[c.Command]) -> None:
         """Payload durable before the ledger row that relies on it: the trajectories that a dispatch consumes."""
         for command in commands:
-            if isinstance(command, c.Dispatch):
+            if isinstance(command, c.Dispatch) and command.groups:
                 self._segments.write(command, [self._board.scored[group] for group in command.groups])
 
     async def _evaluate(self, command: c.Evaluate) -> None:

@@ -38,8 +38,9 @@ class Training:
     async def dispatch(self, command: Dispatch) -> None:
         """Forward and backward, then the optimizer step when it is due."""
         groups = [self._board.scored[group] for group in command.groups]
-        with self._watch.during("train"):
-            await self._seat.call("accumulate", groups)
+        if groups:  # a step may come without: the last groups of a round fell out after the others were dispatched
+            with self._watch.during("train"):
+                await self._seat.call("accumulate", groups)
         self._post(DispatchConsumed(command.id))
         if not command.step:
             return
