@@ -30,7 +30,7 @@ class Book:
         self.counts: dict[type, int] = {}
         """How many of them there are of each type."""
         self.users: dict[int, int] = {}
-        """Trajectories of groups not yet consumed that run on, or finished with, a version."""
+        """Trajectories that run or are parked under a version."""
         self.admits: dict[tuple[int, int, int], int] = {}
         """Open Admits by (group, sample, attempt); they outlive their group's terminal state until they are answered."""
         self.aborting: set[int] = set()
@@ -47,7 +47,8 @@ class Book:
         """Groups consumed for the update that has not stepped."""
         self.data_ended = False
         self.stopping = ""
-        self.checkpoint: c.Checkpoint | None = None
+        self.unsaved: list[int] = []
+        """Groups that became terminal since the last Checkpoint."""
         self.stop: c.Stop | None = None
 
     def take(self, record: Any) -> None:
@@ -111,21 +112,13 @@ class Book:
         group.scored = group.outcome = None
         self.users[command.version] = self.users.get(command.version, 0) + 1
 
-    def _end(self, sample: Sample) -> None:
-        if sample.state != ENDED:
-            sample.state = ENDED
-            self._unuse(sample.version)
-
-    def _unuse(self, version: int) -> None:
-        self.users[version] -= 1
-        if not self.users[version]:
-            del self.users[version]
-
-    def _release(self, group: Group) -> None:
-        """The group needs no weights any more."""
-        for sample in group.samples.values():
-            if sample.state != ENDED:
-                self._unuse(sample.version)
+    def _end(self, sample: Sample, state: str = ENDED) -> None:
+        """A trajectory needs its weights no longer."""
+        if sample.state in (RUNNING, PARKED):
+            self.users[sample.version] -= 1
+            if not self.users[sample.version]:
+                del self.users[sample.version]
+        sample.state = state
 
     def _materialize(self, command: c.Materialize) -> None:
         self._opened(command)
@@ -136,8 +129,6 @@ class Book:
         self._opened(command)
         for index in command.groups:
             if (group := self.groups.get(index)) is not None:
-                if not group.dispatched:
-                    self._release(group)
                 group.dispatched = command.update
         self.stepped += command.step
         self.accumulated = () if command.step else command.update_groups
@@ -169,12 +160,14 @@ class Book:
 
     def _terminal(self, command: c.Terminal) -> None:
         group = self.groups.pop(command.group, None)
-        if group is not None and not group.dispatched:
-            self._release(group)
+        if group is not None:
+            self.unsaved.append(command.group)
+            for sample in group.samples.values():
+                self._end(sample)
 
     def _checkpoint(self, command: c.Checkpoint) -> None:
         self._opened(command)
-        self.checkpoint = command
+        self.unsaved.clear()
 
     def _stop(self, command: c.Stop) -> None:
         self.stop = command
@@ -212,7 +205,8 @@ class Book:
 
     def _finished(self, event: e.TrajectoryFinished) -> None:
         if (sample := self.running(event)) is not None:
-            sample.state, sample.low, sample.high = FINISHED, event.version_min, event.version_max
+            self._end(sample, FINISHED)
+            sample.low, sample.high = event.version_min, event.version_max
         self._end_admit(event)
 
     def _failed(self, event: e.TrajectoryFailed) -> None:

@@ -58,7 +58,7 @@ class PublishOnce(Rule):
         if command.version == self.book.newest:
             return f"version {command.version} was retired, it is the newest"
         if users := self.book.users.get(command.version, 0):
-            return f"version {command.version} was retired while {users} trajectories that are not consumed need it"
+            return f"version {command.version} was retired while {users} trajectories still need it"
         for name, instance in self.book.instances.items():
             if command.version in instance.versions[-1:] and not instance.loading:
                 return f"version {command.version} was retired while {name} serves it"
