@@ -30,7 +30,7 @@ class Book:
         self.counts: dict[type, int] = {}
         """How many of them there are of each type."""
         self.users: dict[int, int] = {}
-        """Trajectories that run or are parked under a version."""
+        """Trajectories that run or are parked under a version; in streaming they take what their instance serves."""
         self.admits: dict[tuple[int, int, int], int] = {}
         """Open Admits by (group, sample, attempt); they outlive their group's terminal state until they are answered."""
         self.aborting: set[int] = set()
@@ -38,7 +38,7 @@ class Book:
         self.newest = -1
         """Newest version whose Publish was commanded."""
         self.contains: dict[int, int] = {}
-        """Updates in each version that is not retired."""
+        """Updates in each version that a group may still be consumed with."""
         self.fingerprints: dict[int, str] = {}
         """Of versions in the store, not retired."""
         self.stepped = self.finished = resume.update
@@ -135,8 +135,11 @@ class Book:
 
     def _publish(self, command: c.Publish) -> None:
         self._opened(command)
-        self.newest = max(self.newest, command.version)
         self.contains[command.version] = command.updates
+        if command.version > self.newest:
+            self.newest = command.version
+            for version in [v for v in self.contains if v < self.newest - self.schedule.bound]:
+                del self.contains[version]
 
     def _load(self, command: c.LoadWeights) -> None:
         self._on_instance(command)
@@ -144,7 +147,6 @@ class Book:
             instance.loading[command.id] = (command.version, self.makes_way(instance, command.version))
 
     def _retire(self, command: c.Retire) -> None:
-        self.contains.pop(command.version, None)
         self.fingerprints.pop(command.version, None)
 
     def _migrate(self, command: c.Migrate) -> None:

@@ -76,7 +76,7 @@ class Live(Rule):
 
     def _timer(self, event: e.Timer, now: float) -> str | None:
         message = self._event(event, now)
-        while self.due and self.due[0][0] < now:
+        while self.due and self.due[0][0] <= now:
             _, number = heappop(self.due)
             if (command := self.book.open.get(number)) is not None:
                 self.overdue.add(subject(command))
