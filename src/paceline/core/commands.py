@@ -55,7 +55,10 @@ class Materialize:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Give groups to the trainer: they are consumed now. Answer: DispatchConsumed, then UpdateFinished when `step`."""
+    """Give groups to the trainer: they are consumed now. Answer: DispatchConsumed, then UpdateFinished when `step`.
+
+    A step may come with no group of its own: when the last ones of a round fell out after the others had gone to the trainer.
+    """
 
     id: int
     groups: tuple[int, ...]
@@ -88,6 +91,8 @@ class LoadWeights:
     instance: str
     version: int
     unfinished: Literal["none", "keep", "recompute"] = "none"
+    replaces: int | None = None
+    """Version that makes way on an instance that holds as many as it can; None = there is room beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,7 @@ class Checkpoint:
     id: int
     update: int
     version: int
+    """Version that a resume publishes: the newest one, or the next if updates came since (the run is left within a round)."""
     pending: tuple[int, ...]
     """Data-order indices requested and not terminal: a resume generates them again, before any new one."""
     next_index: int
@@ -156,6 +162,14 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class Warn:
     """Tell the user about a wait that passed its deadline, or about something counted. No answer."""
+
+    id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Record a decision that no other command shows (the automatic frontier of a round). No answer, nothing to do."""
 
     id: int
     message: str
@@ -185,5 +199,6 @@ Command = (
     | Evaluate
     | Checkpoint
     | Warn
+    | Note
     | Stop
 )

@@ -47,6 +47,9 @@ class Schedule:
     """What happens to a group whose raw outcomes are all equal."""
     refill_limit: int = 3
     """`refill`: at most this many replacements per place in a round or an update."""
+    empty_limit: int = 10
+    """This many rounds in a row (elsewhere: groups of so many publish periods) without a group to train end the run with an error,
+    after a checkpoint; 0 = go on for ever."""
     attempts: int = 3
     """Attempts per trajectory before the failure policy decides."""
     on_failure: Literal["drop_sample", "drop_group", "stop"] = "stop"

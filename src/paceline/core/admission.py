@@ -1,0 +1,85 @@
+"""What starts next, and where: started groups before new ones, in order of submission, within the schedule's limits."""
+
+from __future__ import annotations
+
+from paceline.core.commands import Admit
+from paceline.core.records import Group, Instance
+from paceline.core.state import Machinery
+
+UNLIMITED = 1 << 60
+
+
+class Admission:
+    """Consumes free slots; produces Admit. All limits are numbers, so that no preset needs code of its own."""
+
+    def __init__(self, shared: Machinery) -> None:
+        s = shared.schedule
+        self._m = shared
+        self._by_group = s.refill == "group"
+        self._chunk = s.group_size if s.granularity == "group" else 1
+        """Free slots that an instance needs before a new group starts there."""
+        self._buffer = s.buffer_groups or UNLIMITED
+        """No new group starts while so many are trainable."""
+        self.frontier: int | None = None
+        """F in groups; None = unlimited."""
+        self.closed = True
+        """Nothing is admitted."""
+
+    def fill_lane(self, lane: int) -> None:
+        """Fill the free slots of one lane, as far as its work and the limits allow."""
+        if self.closed:
+            return
+        groups, fleet = self._m.groups, self._m.fleet
+        while True:
+            if self.frontier is not None and groups.flying >= self.frontier * self._m.schedule.group_size:
+                return
+            group = groups.next_waiting(lane) or self._next_fresh(lane)
+            if group is None:
+                return
+            instance = fleet.pick(lane, group.home)
+            if instance is None:
+                return
+            version = self._weights(instance, lane)
+            if group.state == "fresh":
+                if instance.free < self._chunk or not self._may_run(version, self._m.versions.newest):
+                    return
+                groups.start(group, version, lane)
+            elif version < group.version:
+                if not self._may_run(version, group.version):
+                    return
+                groups.reversion(group, version)
+            self._admit(group, instance, version)
+
+    def _next_fresh(self, lane: int) -> Group | None:
+        groups = self._m.groups
+        if not groups.fresh or lane != self._m.fleet.newest_lane() or groups.ready >= self._buffer:
+            return None
+        if self._by_group and self.frontier is not None and groups.open >= self.frontier:
+            return None
+        return groups.fresh[0]
+
+    def _weights(self, instance: Instance, lane: int) -> int:
+        return lane if self._m.traits.pinned else max(v for v in instance.held if v in instance.target)
+
+    def _may_run(self, version: int, instead_of: int) -> bool:
+        """Whether a group may get tokens of `version`, older than it has counted as so far."""
+        m = self._m
+        newest = m.versions.newest
+        if m.traits.paced:
+            return m.pace.fits(m.groups.counts, range(version, instead_of), newest, m.issued, m.given)
+        return newest - version <= m.schedule.staleness
+
+    def _admit(self, group: Group, instance: Instance, version: int) -> None:
+        m = self._m
+        sample = group.samples[group.waiting.pop()]
+        if group.waiting:
+            m.groups.queue(group)
+        m.fleet.occupy(instance, version)
+        m.groups.flying += 1
+        group.home = instance
+        group.running += 1
+        instance.jobs[sample] = None
+        sample.instance = instance
+        sample.version = version
+        command = sample.command = m.out.next_id()
+        m.out.ask(Admit(command, group.id, sample.index, sample.attempt, instance.name, version))

@@ -1,0 +1,117 @@
+"""What happens between updates: publishes, checkpoints, rounds, the end. All of it waits until the trainer is free."""
+
+from __future__ import annotations
+
+from paceline.core.admission import Admission
+from paceline.core.commands import Checkpoint, Dispatch, Note, Publish, Stop
+from paceline.core.frontier import Meter, choose
+from paceline.core.intake import Intake
+from paceline.core.loading import Loading
+from paceline.core.placement import Placement
+from paceline.core.schedule import AUTO, Resume
+from paceline.core.state import Machinery
+from paceline.core.training import Training
+
+
+class Boundaries:
+    """Produces Checkpoint and Stop, and says when to publish, to open a round and to dispatch."""
+
+    def __init__(
+        self,
+        shared: Machinery,
+        resume: Resume,
+        intake: Intake,
+        admission: Admission,
+        training: Training,
+        loading: Loading,
+        placement: Placement,
+    ) -> None:
+        self._m = shared
+        self._intake = intake
+        self._admission = admission
+        self._training = training
+        self._loading = loading
+        self._placement = placement
+        self._every = shared.schedule.checkpoint_every
+        self._next = (shared.update // self._every + 1) * self._every if self._every else 0
+        self._due = False
+        self._saved = (resume.update, resume.version, tuple(sorted(resume.pending)), resume.next_index)
+        self._drains = shared.schedule.at_publish == "drain" and not shared.traits.balanced
+        self.meter = Meter()
+        self.stopped = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether the trainer has something to do."""
+        waiting = self._m.out.waiting
+        return bool(waiting(Dispatch) or waiting(Publish) or waiting(Checkpoint))
+
+    @property
+    def over(self) -> bool:
+        """No update will be issued any more."""
+        return self._m.update >= self._m.schedule.total_updates or self._intake.exhausted
+
+    def advance(self) -> None:
+        """Give the trainer what is due now, if it is free; open the next round when one is over."""
+        m = self._m
+        if not self.busy:
+            self._next_task()
+        if m.traits.rounds and self._intake.settled and not m.issued and not self.over and m.leaving is None:
+            self._open_round()
+
+    def _next_task(self) -> None:
+        m = self._m
+        if m.leaving is not None:
+            self._leave(m.leaving)
+        elif self._training.publish_due(self.over):
+            self._training.publish(m.versions.newest + 1)
+        elif self._due:
+            self._due = False
+            self._checkpoint()
+        elif self.over:
+            if self._loading.evaluate_last():
+                done = m.update >= m.schedule.total_updates
+                self._leave(f"{m.update} updates are done" if done else f"the data ended after {m.update} updates")
+        elif self._training.dispatch() and self._drains and m.issued == m.schedule.updates_per_publish:
+            # A publish is due: what starts now would only delay the instances' next weights.
+            self._placement.all_to(m.versions.newest + 1)
+
+    def _open_round(self) -> None:
+        m, s = self._m, self._m.schedule
+        self._intake.open_round()
+        if s.frontier != AUTO:
+            self._admission.frontier = s.frontier
+            return
+        slots = sum(i.info.slots for i in m.fleet.instances.values())
+        load = self.meter.load(s.group_size, s.groups_per_round, s.groups_per_update, slots, len(m.fleet.instances))
+        self.meter.new_round()
+        self._admission.frontier = None if load is None else choose(load)
+        chosen = "unlimited (not measured yet)" if load is None else f"{self._admission.frontier} groups ({load})"
+        m.out.tell(Note(m.out.next_id(), f"frontier of round {self._intake.rounds}: {chosen}"))
+
+    def published(self) -> None:
+        """A version is available: is a checkpoint due here?"""
+        if self._every and self._m.update >= self._next:
+            self._due = True
+            self._next = (self._m.update // self._every + 1) * self._every
+
+    def _content(self) -> tuple[int, int, tuple[int, ...], int]:
+        m = self._m
+        pending = tuple(sorted([*m.groups.live, *self._intake.unseen()]))
+        return m.update, m.versions.newest + (1 if m.issued else 0), pending, self._intake.next_index
+
+    def _checkpoint(self) -> None:
+        self._saved = self._content()
+        self._m.out.ask(Checkpoint(self._m.out.next_id(), *self._saved))
+
+    def _leave(self, reason: str) -> None:
+        """A last checkpoint, unless the last one has it all; then stop."""
+        if self._saved != self._content():
+            self._checkpoint()
+        else:
+            self.stop(reason, ok=self._m.error is None)
+
+    def stop(self, reason: str, ok: bool) -> None:
+        """The run is over."""
+        self.stopped = True
+        self._m.out.tell(Stop(self._m.out.next_id(), reason, ok))

@@ -1,0 +1,335 @@
+"""The one place where everything is decided: `Machine.step(event, now) -> list[Command]`.
+
+Each event type has one handler; the parts it calls own one kind of decision each:
+
+    intake      which prompts are asked for          admission   what starts, and where
+    serving     what becomes of trajectories         training    when groups train; publishes
+    loading     which weights an instance serves     placement   which version it should serve; migrations
+    boundaries  rounds, checkpoints, the end         bound       the rule that bounds staleness
+
+docs/design/machine.md says what every event and command means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paceline.core import events as ev
+from paceline.core.admission import Admission
+from paceline.core.boundaries import Boundaries
+from paceline.core.commands import (
+    Abort,
+    Admit,
+    Checkpoint,
+    Command,
+    Dispatch,
+    Evaluate,
+    LoadWeights,
+    Materialize,
+    Migrate,
+    Publish,
+    RequestPrompts,
+)
+from paceline.core.intake import Intake
+from paceline.core.loading import Loading
+from paceline.core.outbox import DEFAULT_SECONDS, Wait
+from paceline.core.placement import Placement
+from paceline.core.presets import check
+from paceline.core.records import Instance
+from paceline.core.schedule import Resume, Schedule
+from paceline.core.serving import Serving
+from paceline.core.state import Machinery
+from paceline.core.training import Training
+
+NAMED = 8
+"""Groups that a wait names at most."""
+
+
+class Machine:
+    """Pure: the same events at the same times give the same commands. Raises ConfigError for a schedule without meaning."""
+
+    def __init__(self, schedule: Schedule, resume: Resume | None = None) -> None:
+        check(schedule)
+        resume = resume or Resume()
+        m = self._m = Machinery(schedule, resume)
+        self._resume = resume
+        self._intake = Intake(m, resume)
+        self._admission = Admission(m)
+        self._serving = Serving(m, self._intake)
+        self._loading = Loading(m)
+        self._placement = Placement(m, self._intake, self._loading, self._serving)
+        self._training = Training(m, self._intake, self._serving)
+        self._boundaries = Boundaries(m, resume, self._intake, self._admission, self._training, self._loading, self._placement)
+        self._started = False
+        self._rebalanced = 0.0
+        self._bare_since = 0.0
+        self._bare_due = DEFAULT_SECONDS
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            ev.Started: self._on_started,
+            ev.PromptsArrived: self._on_prompts,
+            ev.DataEnded: self._on_data_ended,
+            ev.TrajectoryFinished: self._on_finished,
+            ev.TrajectoryFailed: self._on_failed,
+            ev.TrajectoryParked: self._on_information,
+            ev.TrajectoryPreempted: self._on_information,
+            ev.GroupMaterialized: self._on_materialized,
+            ev.DispatchConsumed: self._on_consumed,
+            ev.UpdateFinished: self._on_updated,
+            ev.Published: self._on_published,
+            ev.WeightsLive: self._on_live,
+            ev.Migrated: self._on_migrated,
+            ev.Aborted: self._on_aborted,
+            ev.Evaluated: self._on_evaluated,
+            ev.CheckpointDone: self._on_checkpoint,
+            ev.CommandFailed: self._on_command_failed,
+            ev.InstanceUp: self._on_up,
+            ev.InstanceLost: self._on_lost,
+            ev.InstanceIdle: self._on_idle,
+            ev.InstanceReport: self._on_report,
+            ev.Timer: self._on_timer,
+            ev.StopRequested: self._on_stop,
+        }
+
+    @property
+    def stopped(self) -> bool:
+        """Whether Stop was commanded: nothing follows."""
+        return self._boundaries.stopped
+
+    def step(self, event: ev.Event, now: float) -> list[Command]:
+        """Everything to do because of `event`, in order. `now`: seconds on a clock that never runs backwards."""
+        out = self._m.out
+        assert now >= out.now, f"time ran backwards: {now} after {out.now}"
+        out.now = now
+        if self._boundaries.stopped:
+            return []
+        self._handlers[type(event)](event)
+        return out.collect()
+
+    def waits(self, now: float) -> list[Wait]:
+        """What is waited for at `now`: open commands, instances if there are none, and the groups that the trainer needs."""
+        if self._boundaries.stopped or not self._started:
+            return []
+        waits = list(self._m.out.waits())
+        if not self._m.fleet.instances:
+            waits.append(Wait("instances", "pool", "an instance: none is up", self._bare_since, max(now, self._bare_due)))
+        if not self._boundaries.busy:
+            names = list(self._wanted_groups())
+            if names:
+                what = f"groups {names[:NAMED]}" + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+                waits.append(Wait("groups", "rollout", f"{what}, for the trainer", now, now + DEFAULT_SECONDS))
+        return waits
+
+    def _wanted_groups(self) -> Iterator[int]:
+        oldest = self._training.blocked_by
+        for group in self._m.groups.live.values():
+            if group.state in ("open", "served", "fresh") and (oldest is None or 0 <= group.version <= oldest):
+                yield group.id
+
+    def _progress(self) -> None:
+        """Everything that may follow from what has changed; each part looks at counters only."""
+        m = self._m
+        self._boundaries.advance()
+        if self._boundaries.stopped:
+            return
+        if m.leaving is None:
+            self._intake.request()
+        self._admission.closed = m.leaving is not None or (m.traits.rounds and not self._loading.quiet)
+        for lane in sorted(m.fleet.sizes):
+            self._fill(lane)
+        self._loading.evaluate()
+        for version in m.versions.retired():
+            m.out.retire(version)
+
+    def _fill(self, lane: int) -> None:
+        self._admission.fill_lane(lane)
+        if lane in self._m.fleet.leaving and not self._admission.closed:
+            self._placement.pull(lane)
+
+    def _on_started(self, event: ev.Started) -> None:
+        assert not self._started, "Started came twice"
+        self._started = True
+        self._bare_since = self._rebalanced = self._m.out.now
+        self._bare_due = self._bare_since + DEFAULT_SECONDS
+        self._training.publish(self._resume.version)
+        self._progress()
+
+    def _on_prompts(self, event: ev.PromptsArrived) -> None:
+        self._intake.arrived(event)
+        self._progress()
+
+    def _on_data_ended(self, event: ev.DataEnded) -> None:
+        self._intake.data_ended(event)
+        self._progress()
+
+    def _on_finished(self, event: ev.TrajectoryFinished) -> None:
+        claimed = self._serving.claim(event)
+        if claimed is None:
+            return
+        sample, instance = claimed
+        meter = self._boundaries.meter
+        meter.trajectory(event.tokens)
+        complete = self._serving.finished(sample, event)
+        if complete:
+            meter.group(sample.group.longest)
+        self._after_slot(instance, sample.version, progress=complete)
+
+    def _on_failed(self, event: ev.TrajectoryFailed) -> None:
+        claimed = self._serving.claim(event)
+        if claimed is not None:
+            sample, instance = claimed
+            complete = self._serving.failed(sample, event.error)
+            self._after_slot(instance, sample.version, progress=complete or self._m.leaving is not None)
+
+    def _after_slot(self, instance: Instance, version: int, progress: bool) -> None:
+        """A slot became free: more of the same work, or other weights when that was the last."""
+        if progress:
+            self._progress()
+        else:
+            self._fill(self._m.fleet.lane_of(version))
+        if not instance.held.get(version, 0) and instance.name in self._m.fleet.instances:
+            self._placement.settle(instance)
+
+    def _on_information(self, event: ev.TrajectoryParked | ev.TrajectoryPreempted) -> None:
+        """Nothing to decide."""
+
+    def _on_materialized(self, event: ev.GroupMaterialized) -> None:
+        self._serving.materialized(event)
+        self._training.drop_overstale()
+        self._progress()
+
+    def _on_consumed(self, event: ev.DispatchConsumed) -> None:
+        self._meter_dispatch(event.command)
+        self._training.consumed(event.command)
+        self._progress()
+
+    def _meter_dispatch(self, command: int) -> None:
+        dispatch = self._m.out.find(Dispatch, command)
+        if dispatch is not None:
+            self._boundaries.meter.dispatch(len(dispatch.groups), self._m.out.now - self._m.out.since(Dispatch, command))
+
+    def _on_updated(self, event: ev.UpdateFinished) -> None:
+        if self._training.updated(event):
+            self._progress()
+
+    def _on_published(self, event: ev.Published) -> None:
+        if self._training.published(event):
+            self._loading.published(self._boundaries.over)
+            self._boundaries.published()
+            self._placement.arrived()
+            self._progress()
+
+    def _on_live(self, event: ev.WeightsLive) -> None:
+        instance = self._loading.live(event)
+        if instance is not None:
+            self._progress()
+            self._placement.settle(instance)
+
+    def _on_migrated(self, event: ev.Migrated) -> None:
+        touched = self._placement.migrated(event)
+        self._progress()
+        for instance in touched:
+            if instance.idle or any(not used for used in instance.held.values()):
+                self._placement.settle(instance)
+
+    def _on_aborted(self, event: ev.Aborted) -> None:
+        self._free_aborted(event.command)
+
+    def _free_aborted(self, command: int) -> None:
+        instance = self._serving.aborted(command)
+        if instance is not None:
+            self._progress()
+            self._placement.settle(instance)
+
+    def _on_evaluated(self, event: ev.Evaluated) -> None:
+        if self._m.out.close(Evaluate, event.command) is not None:
+            self._after_evaluation()
+
+    def _after_evaluation(self) -> None:
+        if self._m.traits.balanced:
+            self._placement.rebalance()
+        else:
+            self._loading.load_all()
+        self._progress()
+
+    def _on_checkpoint(self, event: ev.CheckpointDone) -> None:
+        if self._m.out.close(Checkpoint, event.command) is not None:
+            self._progress()
+
+    def _on_up(self, event: ev.InstanceUp) -> None:
+        known = self._m.fleet.instances.get(event.info.instance)
+        if known is not None:
+            self._lose(known)
+        self._placement.settle(self._m.fleet.up(event.info))
+        self._progress()
+
+    def _on_lost(self, event: ev.InstanceLost) -> None:
+        instance = self._m.fleet.instances.get(event.instance)
+        if instance is not None:
+            self._lose(instance)
+            self._progress()
+
+    def _lose(self, instance: Instance) -> None:
+        self._placement.forget(instance)
+        self._loading.forget(instance)
+        self._serving.displaced(instance)
+        self._m.fleet.lost(instance)
+        if not self._m.fleet.instances:
+            self._bare_since = self._m.out.now
+            self._bare_due = self._bare_since + DEFAULT_SECONDS
+        if self._m.traits.balanced:
+            self._placement.rebalance()
+
+    def _on_idle(self, event: ev.InstanceIdle) -> None:
+        instance = self._m.fleet.instances.get(event.instance)
+        if instance is not None and instance.idle:
+            self._placement.settle(instance)
+
+    def _on_report(self, event: ev.InstanceReport) -> None:
+        if event.running and event.tokens_per_second > 0:
+            self._boundaries.meter.step(event.running, event.running / event.tokens_per_second)
+        if self._placement.relieve(event):
+            self._progress()
+
+    def _on_timer(self, event: ev.Timer) -> None:
+        now, period = self._m.out.now, self._m.schedule.rebalance_seconds
+        self._m.out.name_overdue()
+        if not self._m.fleet.instances and now >= self._bare_due:
+            self._m.out.warn(f"instances: none has been up for {now - self._bare_since:.1f} s")
+            self._bare_due = now + DEFAULT_SECONDS
+        if self._m.traits.balanced and period and now - self._rebalanced >= period:
+            self._rebalanced = now
+            self._placement.rebalance()
+            self._progress()
+
+    def _on_stop(self, event: ev.StopRequested) -> None:
+        if event.how == "now" or not self._started:
+            self._boundaries.stop(event.reason, ok=True)
+            return
+        if self._m.leaving is None:
+            self._m.leaving = event.reason
+        self._progress()
+
+    def _on_command_failed(self, event: ev.CommandFailed) -> None:
+        kind = self._m.out.kind_of(event.command)
+        if kind in (Dispatch, Publish, Checkpoint, RequestPrompts):
+            self._boundaries.stop(f"{kind.__name__} failed: {event.error}", ok=False)
+        elif kind is Materialize:
+            self._serving.unrewarded(event.command, event.error)
+            self._progress()
+        elif kind is Evaluate:
+            self._m.out.close(Evaluate, event.command)
+            self._m.out.warn(f"evaluation failed: {event.error}")
+            self._after_evaluation()
+        elif kind is LoadWeights:
+            load = self._m.out.find(LoadWeights, event.command)
+            assert load is not None
+            self._on_lost(ev.InstanceLost(load.instance, event.error))
+        elif kind is Migrate:
+            self._on_migrated(ev.Migrated(event.command, ()))
+        elif kind is Abort:
+            self._free_aborted(event.command)
+        elif kind is Admit:
+            admit = self._m.out.find(Admit, event.command)
+            assert admit is not None
+            self._on_failed(ev.TrajectoryFailed(admit.id, admit.group, admit.sample, admit.attempt, admit.instance, event.error))

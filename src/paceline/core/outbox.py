@@ -1,0 +1,171 @@
+"""Commands on their way out, and which of them still wait for an answer, since when and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from paceline.core.commands import (
+    Abort,
+    Admit,
+    Checkpoint,
+    Command,
+    Dispatch,
+    Evaluate,
+    LoadWeights,
+    Materialize,
+    Migrate,
+    Publish,
+    RequestPrompts,
+    Retire,
+    Warn,
+)
+
+DEFAULT_SECONDS = 600.0
+"""Deadline of a kind of wait that the schedule does not name."""
+
+KINDS: dict[type[Any], str] = {
+    Admit: "admit",
+    Materialize: "materialize",
+    Dispatch: "dispatch",
+    Publish: "publish",
+    LoadWeights: "load",
+    Evaluate: "evaluate",
+    Checkpoint: "checkpoint",
+    RequestPrompts: "prompts",
+    Migrate: "migrate",
+    Abort: "abort",
+}
+"""Commands that are answered, and the name under which the schedule gives their deadline."""
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Something the machine waits for: who owes it, what it is, since when, and when it is named in a Warn (next)."""
+
+    kind: str
+    owner: str
+    what: str
+    since: float
+    deadline: float
+    command: int | None = None
+    """Id of the open command; None when no single command is waited for."""
+
+
+def owner_and_name(command: Any) -> tuple[str, str]:
+    """Who answers a command and what for, in words."""
+    match command:
+        case Admit() | Abort():
+            verb = "abort of " if isinstance(command, Abort) else ""
+            return f"instance {command.instance}", f"{verb}group {command.group} sample {command.sample} attempt {command.attempt}"
+        case LoadWeights():
+            return f"instance {command.instance}", f"weights of version {command.version}"
+        case Materialize():
+            return "rewards", f"group {command.group}"
+        case Dispatch():
+            return "trainer", f"update {command.update} with groups {list(command.update_groups)}"
+        case Publish():
+            return "trainer", f"publish of version {command.version}"
+        case Checkpoint():
+            return "trainer", f"checkpoint at update {command.update}"
+        case Evaluate():
+            return "evaluation", f"version {command.version} at update {command.update}"
+        case RequestPrompts():
+            return "data source", f"{command.count} prompts"
+        case Migrate():
+            return f"instance {command.target}", f"{len(command.trajectories)} trajectories from instance {command.source}"
+    raise AssertionError(f"no answer is due for {command!r}")
+
+
+class Outbox:
+    """Numbers commands, collects those of the present step, and keeps the open ones by kind in the order of their deadlines."""
+
+    __slots__ = ("_last", "_open", "_seconds", "_sent", "now")
+
+    def __init__(self, deadlines: Iterable[tuple[str, float]]) -> None:
+        given = dict(deadlines)
+        self.now = 0.0
+        self._seconds = {kind: given.get(name, DEFAULT_SECONDS) for kind, name in KINDS.items()}
+        # One dict per kind: its deadline is a constant and time never runs backwards, so insertion order is order of deadline.
+        self._open: dict[type[Any], dict[int, tuple[Any, float, float]]] = {kind: {} for kind in KINDS}
+        self._sent: list[Command] = []
+        self._last = 0
+
+    def next_id(self) -> int:
+        """A fresh command id."""
+        self._last += 1
+        return self._last
+
+    def tell(self, command: Command) -> None:
+        """Send a command that has no answer."""
+        self._sent.append(command)
+
+    def ask(self, command: Command) -> None:
+        """Send a command and wait for its answer."""
+        self._sent.append(command)
+        kind = type(command)
+        now = self.now
+        self._open[kind][command.id] = (command, now, now + self._seconds[kind])
+
+    def retire(self, version: int) -> None:
+        """Send a Retire."""
+        self.tell(Retire(self.next_id(), version))
+
+    def warn(self, message: str) -> None:
+        """Send a Warn."""
+        self.tell(Warn(self.next_id(), message))
+
+    def collect(self) -> list[Command]:
+        """The commands of this step."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    def close(self, kind: type[C], command: int) -> C | None:
+        """The open command of this kind and id, open no longer; None when it is unknown (late, or never asked)."""
+        entry = self._open[kind].pop(command, None)
+        return None if entry is None else cast(C, entry[0])
+
+    def find(self, kind: type[C], command: int) -> C | None:
+        """The open command of this kind and id, left open."""
+        entry = self._open[kind].get(command)
+        return None if entry is None else cast(C, entry[0])
+
+    def kind_of(self, command: int) -> type[Any] | None:
+        """Kind of an open command."""
+        for kind, entries in self._open.items():
+            if command in entries:
+                return kind
+        return None
+
+    def since(self, kind: type[Any], command: int) -> float:
+        """When an open command was sent."""
+        return self._open[kind][command][1]
+
+    def waiting(self, kind: type[Any]) -> int:
+        """How many commands of a kind are open."""
+        return len(self._open[kind])
+
+    def waits(self) -> Iterator[Wait]:
+        """All open commands."""
+        for kind, entries in self._open.items():
+            for command, since, due in entries.values():
+                owner, what = owner_and_name(command)
+                yield Wait(KINDS[kind], owner, what, since, due, command.id)
+
+    def name_overdue(self) -> None:
+        """Send one Warn for every open command whose deadline passed, and set its next deadline."""
+        now = self.now
+        for kind, entries in self._open.items():
+            late: list[int] = []
+            for key, (_, _, due) in entries.items():
+                if due > now:
+                    break
+                late.append(key)
+            for key in late:
+                command, since, _ = entries.pop(key)
+                entries[key] = (command, since, now + self._seconds[kind])
+                owner, what = owner_and_name(command)
+                self.warn(f"{KINDS[kind]}: {owner} has owed {what} for {now - since:.1f} s")

@@ -1,0 +1,220 @@
+"""Which instance serves which version, and which trajectories move: decided at publishes, on idle or full instances, on a timer."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from paceline.core.balance import apportion
+from paceline.core.commands import Migrate
+from paceline.core.events import InstanceReport, Migrated
+from paceline.core.intake import Intake
+from paceline.core.loading import Loading
+from paceline.core.records import Instance, Sample
+from paceline.core.serving import Serving
+from paceline.core.state import Machinery
+
+
+class Placement:
+    """Aims instances at versions (the loads follow when they can), and moves trajectories of one version between its instances."""
+
+    def __init__(self, shared: Machinery, intake: Intake, loading: Loading, serving: Serving) -> None:
+        self._m = shared
+        self._intake = intake
+        self._loading = loading
+        self._serving = serving
+        self._moves: dict[int, list[tuple[Sample, int, int]]] = {}
+        """Open migrations: samples with the admission and the attempt that moves."""
+        self._goal = shared.versions.newest
+        """Version that the whole fleet is meant to serve, unless several live side by side."""
+
+    def all_to(self, version: int) -> None:
+        """One version in the fleet: everything is meant to serve `version`, which may not be available yet."""
+        self._goal = version
+        for instance in self._m.fleet.instances.values():
+            self._m.fleet.aim(instance, (version,))
+
+    def arrived(self) -> None:
+        """A version is available: serve it."""
+        if self._m.traits.balanced:
+            self.rebalance()
+        else:
+            self.all_to(self._m.versions.available)
+            self._loading.load_all()
+
+    def rebalance(self) -> None:
+        """Give each live version its share of the instances, with as few and as cheap changes as possible; O(instances)."""
+        m = self._m
+        live = self._work()
+        single = [i for i in m.fleet.instances.values() if i.info.versions_held == 1]
+        for instance in m.fleet.instances.values():
+            if instance.info.versions_held > 1:
+                m.fleet.aim(instance, _side_by_side([v for v, _ in live], instance.info.versions_held))
+        self._reassign(single, apportion(len(single), live))
+        self._loading.load_all()
+
+    def _reassign(self, single: list[Instance], shares: dict[int, int]) -> None:
+        lacking = dict(shares)
+        by_version: dict[int, list[Instance]] = {}
+        for instance in single:
+            version = instance.target[0] if instance.target else -1
+            by_version.setdefault(version, []).append(instance)
+        givers: list[Instance] = []
+        for version, group in by_version.items():
+            surplus = len(group) - shares.get(version, 0)
+            lacking[version] = max(0, -surplus)
+            if surplus > 0:
+                wanted = {v for v in shares if shares[v] > len(by_version.get(v, ()))}
+                group.sort(key=lambda i: (i.loading is not None, wanted.isdisjoint(i.held), len(i.jobs), i.index))
+                givers += group[:surplus]
+        # First those that still serve what is lacking: they stay where they are. Then the rest, the oldest version first.
+        for instance in givers:
+            for version in instance.held:
+                if lacking.get(version, 0):
+                    self._give(instance, version, lacking)
+                    break
+        for instance in givers:
+            if not instance.target or not shares.get(instance.target[0], 0) or instance.target[0] not in instance.held:
+                version = min((v for v, n in lacking.items() if n > 0), default=-1)
+                if version >= 0:
+                    self._give(instance, version, lacking)
+
+    def _give(self, instance: Instance, version: int, lacking: dict[int, int]) -> None:
+        lacking[version] -= 1
+        self._m.fleet.aim(instance, (version,))
+
+    def settle(self, instance: Instance) -> None:
+        """An instance has nothing to do, or is new: aim it where most is lacking and load; O(live versions)."""
+        m = self._m
+        fleet = m.fleet
+        if m.traits.balanced:
+            live = self._work()
+            held = instance.info.versions_held
+            if held > 1:
+                fleet.aim(instance, _side_by_side([v for v, _ in live], held))
+            else:
+                # Instances that serve several versions at once count for each; they only make the others' shares safer.
+                shares = apportion(len(fleet.instances), live)
+                present = instance.target[0] if instance.target else -1
+                if fleet.assigned.get(present, 0) > shares.get(present, 0) or present < 0:
+                    lacking = [v for v in shares if shares[v] > fleet.assigned.get(v, 0)]
+                    fleet.aim(instance, (min(lacking, default=m.versions.available),))
+        elif not instance.target:
+            fleet.aim(instance, (self._goal,))
+        self._loading.load(instance)
+
+    def _work(self) -> list[tuple[int, int]]:
+        """Live versions with their unfinished trajectories, oldest first; the newest with those that may still start on it."""
+        m = self._m
+        newest = m.versions.available
+        work = {version: n for version, n in m.groups.unfinished.items() if n}
+        new = (len(m.groups.fresh) + self._intake.wanted()) * m.schedule.group_size
+        if new or self._intake.open_ended or self._loading.due or not work:
+            work[newest] = work.get(newest, 0) + max(1, new)
+        return sorted(work.items())
+
+    def pull(self, lane: int) -> None:
+        """Free slots of a version take trajectories from instances that are meant for another one."""
+        for source in list(self._m.fleet.leaving.get(lane, ())):
+            if source.info.exports_kv and not self._move(source, lane, len(source.jobs)):
+                return
+
+    def relieve(self, event: InstanceReport) -> bool:
+        """Note how full an instance is, and move work away when it is too full. True when it may take work again."""
+        m = self._m
+        instance = m.fleet.instances.get(event.instance)
+        if instance is None or not m.traits.balanced or not instance.info.kv_tokens:
+            return False
+        share = event.kv_used / instance.info.kv_tokens
+        hot = share > m.schedule.high_kv_use and bool(instance.jobs)
+        cooled = instance.hot and not hot
+        if hot != instance.hot:
+            instance.hot = hot
+            m.fleet.refresh(instance)
+        if hot and instance.info.exports_kv:
+            surplus = ceil(len(instance.jobs) * (1 - m.schedule.high_kv_use / share))
+            for version in sorted(instance.held):
+                self._move(instance, version, surplus)
+        return cooled
+
+    def _move(self, source: Instance, lane: int, most: int) -> bool:
+        """Command moves of up to `most` trajectories of a version to free slots elsewhere. False when the free slots ran out."""
+        fleet = self._m.fleet
+        moves: dict[Instance, list[Sample]] = {}
+        found_room = True
+        for sample in source.jobs:
+            # Those on their way out stand at the end.
+            if not most or sample.moving is not None or sample.group.state == "gone":
+                break
+            if sample.version != lane:
+                continue
+            target = fleet.pick(lane, None)
+            if target is None or target is source or not target.info.exports_kv:
+                found_room = False
+                break
+            most -= 1
+            fleet.occupy(target, lane)
+            sample.moving = target
+            moves.setdefault(target, []).append(sample)
+        for target, samples in moves.items():
+            self._command(source, target, samples, lane)
+        return found_room
+
+    def _command(self, source: Instance, target: Instance, samples: list[Sample], lane: int) -> None:
+        m = self._m
+        command = m.out.next_id()
+        for sample in samples:
+            source.last(sample)
+        self._moves[command] = [(sample, sample.command, sample.attempt) for sample in samples]
+        keys = tuple((s.group.id, s.index) for s in samples)
+        m.out.ask(Migrate(command, keys, source.name, target.name, lane))
+
+    def migrated(self, event: Migrated) -> list[Instance]:
+        """A migration ended. The instances whose slots changed hands."""
+        migration = self._m.out.close(Migrate, event.command)
+        if migration is None:
+            return []
+        target = self._m.fleet.instances.get(migration.target)
+        moved = set(event.moved)
+        assert moved <= set(migration.trajectories), f"{event!r} cannot answer {migration!r}"
+        touched: dict[Instance, None] = {}
+        for sample, admission, attempt in self._moves.pop(event.command):
+            came = (sample.group.id, sample.index) in moved
+            if sample.command != admission:
+                if came and target is not None and (sample.attempt != attempt or sample.group.state == "gone"):
+                    self._serving.abort_ghost(sample, attempt, target.name)
+                continue
+            assert sample.instance is not None
+            touched[sample.instance] = None
+            if sample.moving is not None:
+                touched[sample.moving] = None
+            self._arrive(sample, came, target)
+        return [i for i in touched if i.name in self._m.fleet.instances]
+
+    def _arrive(self, sample: Sample, came: bool, target: Instance | None) -> None:
+        fleet = self._m.fleet
+        source, reserved = sample.instance, sample.moving
+        assert source is not None
+        sample.moving = None
+        if not came:
+            if reserved is not None:
+                fleet.vacate(reserved, sample.version)
+        elif reserved is None or reserved is not target:
+            # It went to an instance that was lost meanwhile.
+            self._serving.displace(sample)
+        else:
+            del source.jobs[sample]
+            fleet.vacate(source, sample.version)
+            sample.instance = reserved
+            reserved.jobs[sample] = None
+
+    def forget(self, instance: Instance) -> None:
+        """An instance is gone: no slot there is reserved any more."""
+        for samples in self._moves.values():
+            for sample, _, _ in samples:
+                if sample.moving is instance:
+                    sample.moving = None
+
+
+def _side_by_side(live: list[int], held: int) -> tuple[int, ...]:
+    """Versions for an instance that serves `held` at once: the newest, and the oldest others."""
+    return tuple(live) if len(live) <= held else (*live[: held - 1], live[-1])

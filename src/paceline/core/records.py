@@ -1,0 +1,122 @@
+"""The things that decisions are about: instances, groups, and the samples of a group. Records; the counting is elsewhere."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from paceline.types.weights import InstanceInfo
+
+State = Literal["fresh", "open", "served", "ready", "taken", "gone"]
+"""requested; a sample was admitted; serving-complete; trainable; with the trainer; terminal."""
+
+
+class Instance:
+    """One instance that is up."""
+
+    __slots__ = ("free", "held", "hot", "index", "info", "jobs", "lanes", "loading", "name", "replaces", "target")
+
+    def __init__(self, info: InstanceInfo, index: int) -> None:
+        self.info = info
+        self.name = info.instance
+        self.index = index
+        self.free = info.slots
+        self.held: dict[int, int] = {}
+        """Versions it serves, each with the slots in use under it (reservations of migrations included)."""
+        self.jobs: dict[Sample, None] = {}
+        """Trajectories on it, in order of admission."""
+        self.target: tuple[int, ...] = ()
+        """Versions it is meant to serve, ascending."""
+        self.loading: int | None = None
+        self.replaces: int | None = None
+        """Version that the one being loaded takes the place of."""
+        self.lanes: tuple[int, ...] = ()
+        """Lanes whose work it takes now."""
+        self.hot = False
+        """Its KV memory is nearly full: it takes no more work until that is over."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether every slot is free."""
+        return self.free == self.info.slots
+
+    @property
+    def leaving(self) -> bool:
+        """Whether trajectories run here under weights it is not meant to keep."""
+        return any(n and version not in self.target for version, n in self.held.items())
+
+    def last(self, sample: Sample) -> None:
+        """Let a trajectory that is on its way out stand behind all others."""
+        del self.jobs[sample]
+        self.jobs[sample] = None
+
+
+class Sample:
+    """One trajectory: its attempt, and where that runs."""
+
+    __slots__ = ("attempt", "command", "failures", "group", "index", "instance", "moving", "version")
+
+    def __init__(self, group: Group, index: int) -> None:
+        self.group = group
+        self.index = index
+        self.attempt = 0
+        self.failures = 0
+        self.command = 0
+        """Id of the open Admit, or of the Abort that ends it; 0 = it holds no slot."""
+        self.instance: Instance | None = None
+        self.version = 0
+        """Weights that its instance runs it under."""
+        self.moving: Instance | None = None
+        """Where a slot is reserved for it while it migrates."""
+
+
+class Group:
+    """The samples of one prompt."""
+
+    __slots__ = (
+        "finished",
+        "home",
+        "id",
+        "lane",
+        "longest",
+        "lost",
+        "oldest",
+        "order",
+        "queued",
+        "refills",
+        "running",
+        "samples",
+        "state",
+        "version",
+        "waiting",
+    )
+
+    def __init__(self, index: int, order: int, size: int, refills: int) -> None:
+        self.id = index
+        self.order = order
+        """Position in the order of submission."""
+        self.refills = refills
+        """Replacements that its place in the round has used up."""
+        self.state: State = "fresh"
+        self.samples = [Sample(self, i) for i in range(size)]
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the beginning: every sample waits, none runs or has finished."""
+        self.waiting = list(range(len(self.samples) - 1, -1, -1))
+        """Samples to admit; the next one is last."""
+        self.running = 0
+        """Samples that hold a slot."""
+        self.lost = 0
+        """Samples given up."""
+        self.finished: list[int] = []
+        self.version = -1
+        """Smallest version of any token so far; -1 before the start."""
+        self.oldest = -1
+        """Smallest version of any finished sample's token."""
+        self.lane = 0
+        self.home: Instance | None = None
+        """Instance that took its last sample."""
+        self.longest = 0
+        """Tokens of its longest finished sample."""
+        self.queued = False
+        """Whether it stands in the heap of started groups with waiting samples."""
