@@ -357,7 +357,7 @@ def test_a_wait_past_its_deadline_must_be_named_each_time_it_passes():
     assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 7.0), (e.Timer(), 8.0)) == []
     assert run((e.Timer(), 6.0), (e.Timer(), 7.0)) == [8]
     assert run((e.Timer(), 6.0), (replace(warn, message="something is late"), 6.0), (e.Timer(), 7.0)) == [8]
-    assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 11.0), (e.Timer(), 12.0)) == [8]
+    assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 11.5), (e.Timer(), 12.0)) == [8]
     assert run((done(4, 0, 0), 1.0), (c.RequestPrompts(9, 1), 1.0), (e.Timer(), 6.0), (e.Timer(), 7.0)) == []
 
 

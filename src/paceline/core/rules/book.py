@@ -30,7 +30,7 @@ class Book:
         self.counts: dict[type, int] = {}
         """How many of them there are of each type."""
         self.users: dict[int, int] = {}
-        """Trajectories of groups not yet consumed that run on, or finished with, a version."""
+        """Trajectories that run or are parked under a version; in streaming they take what their instance serves."""
         self.admits: dict[tuple[int, int, int], int] = {}
         """Open Admits by (group, sample, attempt); they outlive their group's terminal state until they are answered."""
         self.aborting: set[int] = set()
@@ -38,7 +38,7 @@ class Book:
         self.newest = -1
         """Newest version whose Publish was commanded."""
         self.contains: dict[int, int] = {}
-        """Updates in each version that is not retired."""
+        """Updates in each version that a group may still be consumed with."""
         self.fingerprints: dict[int, str] = {}
         """Of versions in the store, not retired."""
         self.stepped = self.finished = resume.update
@@ -47,7 +47,8 @@ class Book:
         """Groups consumed for the update that has not stepped."""
         self.data_ended = False
         self.stopping = ""
-        self.checkpoint: c.Checkpoint | None = None
+        self.unsaved: list[int] = []
+        """Groups that became terminal since the last Checkpoint."""
         self.stop: c.Stop | None = None
 
     def take(self, record: Any) -> None:
@@ -111,21 +112,13 @@ class Book:
         group.scored = group.outcome = None
         self.users[command.version] = self.users.get(command.version, 0) + 1
 
-    def _end(self, sample: Sample) -> None:
-        if sample.state != ENDED:
-            sample.state = ENDED
-            self._unuse(sample.version)
-
-    def _unuse(self, version: int) -> None:
-        self.users[version] -= 1
-        if not self.users[version]:
-            del self.users[version]
-
-    def _release(self, group: Group) -> None:
-        """The group needs no weights any more."""
-        for sample in group.samples.values():
-            if sample.state != ENDED:
-                self._unuse(sample.version)
+    def _end(self, sample: Sample, state: str = ENDED) -> None:
+        """A trajectory needs its weights no longer."""
+        if sample.state in (RUNNING, PARKED):
+            self.users[sample.version] -= 1
+            if not self.users[sample.version]:
+                del self.users[sample.version]
+        sample.state = state
 
     def _materialize(self, command: c.Materialize) -> None:
         self._opened(command)
@@ -136,16 +129,17 @@ class Book:
         self._opened(command)
         for index in command.groups:
             if (group := self.groups.get(index)) is not None:
-                if not group.dispatched:
-                    self._release(group)
                 group.dispatched = command.update
         self.stepped += command.step
         self.accumulated = () if command.step else command.update_groups
 
     def _publish(self, command: c.Publish) -> None:
         self._opened(command)
-        self.newest = max(self.newest, command.version)
         self.contains[command.version] = command.updates
+        if command.version > self.newest:
+            self.newest = command.version
+            for version in [v for v in self.contains if v < self.newest - self.schedule.bound]:
+                del self.contains[version]
 
     def _load(self, command: c.LoadWeights) -> None:
         self._on_instance(command)
@@ -153,7 +147,6 @@ class Book:
             instance.loading[command.id] = (command.version, self.makes_way(instance, command.version))
 
     def _retire(self, command: c.Retire) -> None:
-        self.contains.pop(command.version, None)
         self.fingerprints.pop(command.version, None)
 
     def _migrate(self, command: c.Migrate) -> None:
@@ -169,12 +162,14 @@ class Book:
 
     def _terminal(self, command: c.Terminal) -> None:
         group = self.groups.pop(command.group, None)
-        if group is not None and not group.dispatched:
-            self._release(group)
+        if group is not None:
+            self.unsaved.append(command.group)
+            for sample in group.samples.values():
+                self._end(sample)
 
     def _checkpoint(self, command: c.Checkpoint) -> None:
         self._opened(command)
-        self.checkpoint = command
+        self.unsaved.clear()
 
     def _stop(self, command: c.Stop) -> None:
         self.stop = command
@@ -212,7 +207,8 @@ class Book:
 
     def _finished(self, event: e.TrajectoryFinished) -> None:
         if (sample := self.running(event)) is not None:
-            sample.state, sample.low, sample.high = FINISHED, event.version_min, event.version_max
+            self._end(sample, FINISHED)
+            sample.low, sample.high = event.version_min, event.version_max
         self._end_admit(event)
 
     def _failed(self, event: e.TrajectoryFailed) -> None:

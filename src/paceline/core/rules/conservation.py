@@ -95,17 +95,10 @@ class ExactlyOnce(Rule):
         return None
 
     def close(self) -> Iterator[str]:
-        """A run that stopped well left nothing but what its last checkpoint names."""
+        """A run that stopped well has everything terminal in its last checkpoint (or had nothing since the one it started from)."""
         book = self.book
-        if book.stop is None or not book.stop.ok or book.stopping == "now":
-            return
-        if book.checkpoint is None:
-            yield "the run stopped without a checkpoint"
-            return
-        live = set(book.groups)
-        pending = {i for i in book.checkpoint.pending if i < book.next_index}
-        if pending != live:
-            yield f"the last checkpoint names groups {sorted(pending)} as pending, but {sorted(live)} are"
+        if book.unsaved and book.stop is not None and book.stop.ok and book.stopping != "now":
+            yield f"the run stopped well, but groups {book.unsaved[:8]} became terminal after its last checkpoint"
 
 
 class WholeGroups(Rule):
@@ -165,8 +158,11 @@ class WholeGroups(Rule):
             return f"groups {command.groups} were consumed while another dispatch is with the trainer"
         if command.update_groups != book.accumulated + command.groups:
             return f"update {command.update} says it holds {command.update_groups}, it holds {book.accumulated + command.groups}"
-        if not 1 <= len(command.groups) <= schedule.groups_per_dispatch:
+        if len(command.groups) > schedule.groups_per_dispatch:
             return f"{len(command.groups)} groups in one dispatch, D = {schedule.groups_per_dispatch}"
+        # Without groups: the step of an update whose last candidates were filtered after it accumulated the others.
+        if not command.update_groups or not (command.groups or command.step):
+            return f"a dispatch for update {command.update} gives the trainer nothing"
         if len(command.update_groups) > schedule.groups_per_update:
             return f"update {command.update} holds {len(command.update_groups)} groups, U = {schedule.groups_per_update}"
         if len(command.update_groups) == schedule.groups_per_update and not command.step:
@@ -181,7 +177,7 @@ class WholeGroups(Rule):
         count = f"update {command.update} stepped with {len(command.update_groups)} of {self.schedule.groups_per_update} groups"
         if rest:
             return f"{count} although groups {rest[:8]} could still join"
-        if self.book.waits_for(c.RequestPrompts):
+        if self.book.waits_for(c.RequestPrompts) and not self.book.data_ended:
             return f"{count} although prompts are still to arrive"
         if self.schedule.preset in ("streaming", "multiversion") and not self.book.data_ended:
             return f"{count} although the data has not ended"

@@ -76,11 +76,11 @@ class Live(Rule):
 
     def _timer(self, event: e.Timer, now: float) -> str | None:
         message = self._event(event, now)
-        while self.due and self.due[0][0] < now:
-            deadline, number = heappop(self.due)
+        while self.due and self.due[0][0] <= now:
+            _, number = heappop(self.due)
             if (command := self.book.open.get(number)) is not None:
                 self.overdue.add(subject(command))
-                heappush(self.due, (max(deadline + self.seconds[type(command)], now), number))
+                heappush(self.due, (now + self.seconds[type(command)], number))
         self.overdue.discard("")
         return message
 
@@ -104,7 +104,8 @@ class Live(Rule):
             return "the run stopped twice"
         if not command.ok or self.book.stopping == "now":
             return None
-        needed = (c.Dispatch, c.Publish, c.Evaluate, c.Checkpoint)
+        # A user who asks to stop does not wait for an evaluation.
+        needed = (c.Dispatch, c.Publish, c.Checkpoint, *(() if self.book.stopping else (c.Evaluate,)))
         left = [o for o in self.book.open.values() if type(o) in needed]
         return f"the run stopped well while {left[0]} has no answer" if left else None
 

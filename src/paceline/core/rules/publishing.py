@@ -57,8 +57,8 @@ class PublishOnce(Rule):
     def _retire(self, command: c.Retire, now: float) -> str | None:
         if command.version == self.book.newest:
             return f"version {command.version} was retired, it is the newest"
-        if users := self.book.users.get(command.version, 0):
-            return f"version {command.version} was retired while {users} trajectories that are not consumed need it"
+        if self.schedule.preset != "streaming" and (users := self.book.users.get(command.version, 0)):
+            return f"version {command.version} was retired while {users} trajectories still need it"
         for name, instance in self.book.instances.items():
             if command.version in instance.versions[-1:] and not instance.loading:
                 return f"version {command.version} was retired while {name} serves it"
