@@ -39,6 +39,6 @@ def report(update: int = 1, **metrics: float) -> UpdateReport:
 
 
 def schedule(**changes: Any) -> Schedule:
-    """A serial schedule of two groups of two, three updates."""
-    base = Schedule("serial", 2, 2, 2, 2, 1, "all", total_updates=3)
+    """A serial schedule of two groups of two, three updates, groups consumed in order."""
+    base = Schedule("serial", 2, 2, 2, 2, 1, "all", total_updates=3, in_order=True)
     return replace(base, **changes)

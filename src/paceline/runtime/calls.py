@@ -57,8 +57,11 @@ class Seat:
             raise WorkerLost(f"worker {self.name} is not running, asked for {method}")
         limit = self._answer_timeout_s if timeout_s is None else timeout_s
         try:
-            return await within(worker.call(method, *arguments), limit)
+            async with asyncio.timeout(limit) as deadline:
+                return await worker.call(method, *arguments)
         except TimeoutError:
+            if not deadline.expired():
+                raise  # the worker's own
             worker.kill()
             raise WorkerLost(f"worker {self.name} did not answer {method} within {limit:g} s and was killed") from None
 
@@ -72,16 +75,6 @@ class Seat:
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.stop(grace_s)
-
-
-async def within(answer: Awaitable[Any], seconds: float) -> Any:
-    """Await under a deadline; a TimeoutError that the answer itself carries comes out as WorkerLost's cause, never as the deadline."""
-    task = asyncio.ensure_future(answer)
-    done, _ = await asyncio.wait({task}, timeout=seconds)
-    if not done:
-        task.cancel()
-        raise TimeoutError
-    return task.result()
 
 
 async def together(*work: Awaitable[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ class Recorder:
         self._total = total
         self._update = update
         self._alarms = Alarms()
-        self._phase = "start"
+        self._phase = ""
         self._terminal = {"filtered": 0, "failed": 0}
         self._tokens = 0
         self._staleness = 0

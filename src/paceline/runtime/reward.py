@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from paceline.core.commands import Materialize
 from paceline.core.events import CommandFailed, Event, GroupMaterialized
@@ -46,11 +47,7 @@ class RewardFleet:
 
     async def check(self, prompts: Sequence[Prompt], timeout_s: float) -> None:
         """Refuse rows that the rewards cannot judge, before anything is generated. Raises RewardError listing them."""
-        seat = await self._free.get()
-        try:
-            await seat.call("check", list(prompts), timeout_s=timeout_s)
-        finally:
-            self._give_back(seat)
+        await self._ask(timeout_s, "check", list(prompts))
 
     async def materialize(self, command: Materialize) -> None:
         """Score a group and keep it for the trainer."""
@@ -68,21 +65,27 @@ class RewardFleet:
 
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
         """Judge trajectories of one prompt. Raises RewardError or WorkerLost, naming group, row and functions."""
-        seat = await self._free.get()
         try:
             with self._watch.during("reward"):
-                group: ScoredGroup = await seat.call("score", prompt, trajectories, timeout_s=self._deadline_s)
+                group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
         except WorkerLost as error:
             where = f"group {trajectories[0].group} (row {prompt.row} of {prompt.task or 'the task'})"
             raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
-        finally:
-            self._give_back(seat)
-        seat.useful()
         return group
 
-    def _give_back(self, seat: Seat) -> None:
-        if seat.filled:
+    async def _ask(self, timeout_s: float, method: str, *arguments: Any) -> Any:
+        """Call a free worker. One that is lost meanwhile comes back through its replacement."""
+        seat = await self._free.get()
+        try:
+            answer = await seat.call(method, *arguments, timeout_s=timeout_s)
+        except WorkerLost:
+            raise
+        except BaseException:
             self._free.put_nowait(seat)
+            raise
+        seat.useful()
+        self._free.put_nowait(seat)
+        return answer
 
     async def _fill(self, seat: Seat) -> None:
         await seat.fill(lambda report: None, lambda reason: self._restart(seat, reason))
