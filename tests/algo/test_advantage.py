@@ -70,7 +70,9 @@ def test_a_tensor_gives_a_tensor_and_ragged_groups_a_list() -> None:
     std=st.sampled_from(["sample", "population"]),
     kind=st.sampled_from(["group_std", "group_mean"]),
 )
-def test_a_constant_added_to_a_group_changes_nothing_and_advantages_sum_to_zero(rewards: list[int], shift: int, std: str, kind: str) -> None:
+def test_a_constant_added_to_a_group_changes_nothing_and_advantages_sum_to_zero(
+    rewards: list[int], shift: int, std: str, kind: str
+) -> None:
     plain, moved = (advantages([values], kind=kind, std=std)[0] for values in (rewards, [r + shift for r in rewards]))
     torch.testing.assert_close(plain, moved, atol=1e-9, rtol=0)
     assert abs(plain.sum().item()) < 1e-9

@@ -24,9 +24,7 @@ def test_expected_values_agree_with_enumeration(kind: str, right: float) -> None
     assert expected(kl_estimate, kind)[0] == pytest.approx(right, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "right"), [("k1", torch.zeros(3)), ("k2", TRUE_GRADIENT), ("k3", torch.tensor([0.25, 0.05, -0.30]))]
-)
+@pytest.mark.parametrize(("kind", "right"), [("k1", torch.zeros(3)), ("k2", TRUE_GRADIENT), ("k3", torch.tensor([0.25, 0.05, -0.30]))])
 def test_direct_gradients_are_the_documented_ones(kind: str, right: torch.Tensor) -> None:
     torch.testing.assert_close(expected(kl_estimate, kind)[1], right.double(), atol=1e-6, rtol=0)
 

@@ -13,9 +13,7 @@ def scores(token: int, **options: object) -> tuple[float, float]:
     return got.logp.item(), got.kept.item()
 
 
-@pytest.mark.parametrize(
-    ("temperature", "right"), [(1.0, (-0.407606, -1.407606, -2.407606)), (0.6, (-0.202573, -1.869240, -3.535906))]
-)
+@pytest.mark.parametrize(("temperature", "right"), [(1.0, (-0.407606, -1.407606, -2.407606)), (0.6, (-0.202573, -1.869240, -3.535906))])
 def test_logits_are_divided_by_the_temperature_before_the_softmax(temperature: float, right: tuple[float, ...]) -> None:
     got = [scores(token, temperature=temperature)[0] for token in range(3)]
     assert got == pytest.approx(right, abs=1e-6)

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -81,9 +82,7 @@ def test_a_group_without_signal_feels_only_the_kl_term_and_nothing_when_that_is_
     def run(**options: object) -> tuple[float, float]:
         logp = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
         reference = torch.tensor([[-1.5]], dtype=torch.float64)
-        loss, metrics = policy_loss(
-            logp, logp.detach(), torch.zeros(1), ONE, kl="k3", kl_weight=0.04, reference_logp=reference, **options
-        )  # type: ignore[arg-type]
+        loss, metrics = policy_loss(logp, logp.detach(), torch.zeros(1), ONE, kl="k3", kl_weight=0.04, reference_logp=reference, **options)  # type: ignore[arg-type]
         loss.backward()
         assert metrics["kl"] == pytest.approx(0.106531, abs=1e-6)
         return loss.item(), logp.grad.item()
@@ -112,9 +111,7 @@ def test_a_hundred_columns_of_padding_change_nothing_even_when_they_hold_rubbish
             tensors = [torch.cat([t.where(mask, rubbish), torch.full((3, 100), rubbish, dtype=torch.float64)], 1) for t in tensors]
             keep = torch.cat([mask, torch.zeros(3, 100, dtype=torch.bool)], 1)
         leaf = tensors[0].detach().requires_grad_()
-        loss = policy_loss(
-            leaf, tensors[1], values, keep, kl="k3", kl_weight=0.5, reference_logp=tensors[2], aggregation="sequence"
-        ).loss
+        loss = policy_loss(leaf, tensors[1], values, keep, kl="k3", kl_weight=0.5, reference_logp=tensors[2], aggregation="sequence").loss
         (gradient,) = torch.autograd.grad(loss, leaf)
         return loss.item(), gradient[:, :5]
 
@@ -137,7 +134,13 @@ def test_with_constant_reward_the_kl_term_pulls_the_policy_back_step_by_step() -
             # Every token once, weighted by its probability: the exact expectation, without noise.
             parts = [
                 policy_loss(
-                    logp[t].view(1, 1), logp[t].detach().view(1, 1), torch.zeros(1), ONE, kl=kind, kl_weight=1.0, reference_logp=reference[t].view(1, 1)
+                    logp[t].view(1, 1),
+                    logp[t].detach().view(1, 1),
+                    torch.zeros(1),
+                    ONE,
+                    kl=kind,
+                    kl_weight=1.0,
+                    reference_logp=reference[t].view(1, 1),
                 ).loss
                 * probabilities[t]
                 for t in range(3)
@@ -145,7 +148,7 @@ def test_with_constant_reward_the_kl_term_pulls_the_policy_back_step_by_step() -
             (gradient,) = torch.autograd.grad(torch.stack(parts).sum(), logits)
             with torch.no_grad():
                 logits -= 0.5 * gradient
-        assert all(later < earlier for earlier, later in zip(seen, seen[1:], strict=False)), kind
+        assert all(later < earlier for earlier, later in pairwise(seen)), kind
         assert seen[-1] < 0.05 * seen[0]
 
 
@@ -170,7 +173,9 @@ def test_packed_tokens_give_the_same_as_padded_ones() -> None:
 
 def test_the_sequence_ratio_is_the_geometric_mean_of_the_token_ratios() -> None:
     logp = torch.tensor([[0.3, -0.1, 0.4]], dtype=torch.float64).requires_grad_()
-    loss, metrics = policy_loss(logp, torch.zeros_like(logp), torch.tensor([-1.0]), torch.ones(1, 3), ratio="sequence", aggregation="sequence")
+    loss, metrics = policy_loss(
+        logp, torch.zeros_like(logp), torch.tensor([-1.0]), torch.ones(1, 3), ratio="sequence", aggregation="sequence"
+    )
     assert loss.item() == pytest.approx(math.exp(0.2))
     assert metrics["ratio/max"] == pytest.approx(math.exp(0.2))
     (gradient,) = torch.autograd.grad(loss, logp)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.algo.advantage import advantages as advantages
     from paceline.algo.kl import kl_estimate as kl_estimate
+    from paceline.algo.logprobs import TokenScores as TokenScores
+    from paceline.algo.logprobs import token_logprobs as token_logprobs
     from paceline.algo.loss import PolicyLoss as PolicyLoss
     from paceline.algo.loss import policy_loss as policy_loss
     from paceline.algo.shaping import length_metrics as length_metrics
     from paceline.algo.shaping import overlong_penalty as overlong_penalty
-    from paceline.algo.logprobs import TokenScores as TokenScores
-    from paceline.algo.logprobs import token_logprobs as token_logprobs
     from paceline.types.signal import has_signal as has_signal
 
 _HOME = {

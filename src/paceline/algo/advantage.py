@@ -14,13 +14,13 @@ Deviation = Literal["sample", "population"]
 
 
 @overload
-def advantages(rewards: torch.Tensor, *, kind: Kind = ..., std: Deviation = ..., eps: float = ...) -> torch.Tensor: ...
+def advantages(rewards: torch.Tensor, *, kind: Kind = ..., std: Deviation = ..., eps: float = ...) -> torch.Tensor:
+    """A tensor gives a tensor."""
 
 
 @overload
-def advantages(
-    rewards: Sequence[Sequence[float]], *, kind: Kind = ..., std: Deviation = ..., eps: float = ...
-) -> list[torch.Tensor]: ...
+def advantages(rewards: Sequence[Sequence[float]], *, kind: Kind = ..., std: Deviation = ..., eps: float = ...) -> list[torch.Tensor]:
+    """Lists give a list."""
 
 
 def advantages(

@@ -47,13 +47,15 @@ def token_logprobs(
     if chunk < 1:
         raise ValueError(f"head_chunk must be >= 1, got {chunk}")
 
-    def score(rows: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def chunk_of(rows: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits live in here only."""
         return _score(head(rows), tokens, temperature, top_p, top_k, entropy)
 
-    parts = [
-        checkpoint(score, rows, tokens, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else score(rows, tokens)
-        for rows, tokens in zip(hidden.split(chunk), ids.split(chunk), strict=True)
-    ]
+    pieces = list(zip(torch.split(hidden, chunk), torch.split(ids, chunk), strict=True))
+    if torch.is_grad_enabled():
+        parts = [checkpoint(chunk_of, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
+    else:
+        parts = [chunk_of(*piece) for piece in pieces]
     logp, kept, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
     return TokenScores(logp, kept, entropies)
 

@@ -30,7 +30,8 @@ def block_attend(blocks: Sequence[Block], scale: float, device: torch.device) ->
     samples = [_samples(block, device) if block.own else None for block in blocks]
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        parts = zip(blocks, samples, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        """Block by block."""
+        parts = zip(blocks, samples, *(torch.split(rows, sizes) for rows in (q, k, v)), strict=True)
         return torch.cat([_block(block, index, scale, *rows) for block, index, *rows in parts])
 
     return attend
@@ -47,9 +48,7 @@ def _samples(block: Block, device: torch.device) -> _Samples:
     return _Samples(padded.flatten().to(device), back.to(device), mask.to(device))
 
 
-def _block(
-    block: Block, samples: _Samples | None, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> torch.Tensor:
+def _block(block: Block, samples: _Samples | None, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q [rows, heads, d], k and v [rows, kv_heads, d] of one block -> [rows, heads, d]."""
     n = block.prefix
     prompt = _sdpa(q[None, :n], k[None, :n], v[None, :n], scale, None)[0]
@@ -58,9 +57,11 @@ def _block(
     count = len(block.own)
 
     def pad(rows: torch.Tensor) -> torch.Tensor:
-        return rows[n:].index_select(0, samples.padded).unflatten(0, (count, -1))
+        """Own rows [sum(own), h, d] -> [m, L, h, d]."""
+        return rows[n:].index_select(0, samples.padded).view(count, -1, *rows.shape[1:])
 
     def with_prompt(rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the block -> [m, prefix + L, h, d]."""
         return torch.cat([rows[None, :n].expand(count, -1, -1, -1), pad(rows)], dim=1)
 
     own = _sdpa(pad(q), with_prompt(k), with_prompt(v), scale, samples.mask).flatten(0, 1)

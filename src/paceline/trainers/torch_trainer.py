@@ -45,6 +45,7 @@ class _Pending:
     """Raw sum, like the gradients."""
 
     def ids(self) -> tuple[int, ...]:
+        """Group ids in order."""
         return tuple(group.group for group in self.groups)
 
 
@@ -211,7 +212,7 @@ class TorchTrainer:
         started = perf_counter()
         with torch.set_grad_enabled(moves):
             (loss, metrics), scores, batch = self._loss(sequences)
-        value = float(loss)
+        value = float(loss.detach())
         self._pending.loss += value
         tally.add(metrics | {"entropy": float(scores.entropy.mean())}, len(batch.targets))
         _compare(sequences, scores, batch, self._counters.version, tally)

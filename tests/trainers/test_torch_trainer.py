@@ -1,0 +1,378 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
+from paceline.models.load import load
+from paceline.models.tiny import write_tiny
+from paceline.ports.fakes.training import scored_group
+from paceline.trainers.torch_trainer import TorchTrainer
+from paceline.types.errors import CheckpointError, ConfigError, TrainerError
+from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup
+
+torch.set_num_threads(1)
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("trainer") / "model")
+
+
+class Bench:
+    """A trainer on the tiny model, with its weights in reach."""
+
+    def __init__(
+        self, tiny: Path, *, dtype: str = "float32", reference: bool = False, updates: int = 100, **sections: dict[str, Any]
+    ) -> None:
+        config = ModelConfig(path=str(tiny), dtype=dtype)
+        self.loaded = load(config, train=True)
+        self.trainer = TorchTrainer(
+            self.loaded,
+            algorithm=AlgorithmConfig(**({"gap_stop": 1e9} | sections.get("algorithm", {}))),
+            trainer=TrainerConfig(**({"learning_rate": 1e-2, "warmup_updates": 0} | sections.get("trainer", {}))),
+            rollout=RolloutConfig(**({"max_tokens": 8} | sections.get("rollout", {}))),
+            model=config,
+            total_updates=updates,
+            reference=load(config) if reference else None,
+        )
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten().clone() for _, p in self.loaded.model.named_parameters()])
+
+    def gradient(self) -> torch.Tensor:
+        named = self.loaded.model.named_parameters()
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone() for _, p in named])
+
+    def logprobs(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs of a completion of PROMPT under the version last published."""
+        return list(self.trainer.probe([*PROMPT, *ids]).logprobs[len(PROMPT) - 1 :])
+
+
+def group(index: int = 0, rewards: Sequence[float] = (1.0, 0.0), **options: Any) -> ScoredGroup:
+    completions = [[20, 21, 22], [30, 31], [40, 41, 42, 43], [50]][: len(rewards)]
+    return scored_group(index, PROMPT, completions, rewards, **options)
+
+
+def test_updates_make_rewarded_samples_more_likely_and_the_others_less(tiny: Path, tmp_path: Path) -> None:
+    bench = Bench(tiny)
+    seen = []
+    for version in range(4):
+        seen.append([bench.logprobs(ids) for ids in ([20, 21, 22], [30, 31])])
+        bench.trainer.accumulate([group(logprobs=seen[-1], version=version)])
+        metrics = bench.trainer.step().metrics
+        assert metrics["ratio/max"] == pytest.approx(1.0, abs=1e-5), "on-policy at every version"
+        assert metrics["logprob_gap/tokens"] == 5
+        bench.trainer.publish(version + 1, str(tmp_path / "weights"))
+    good, bad = ([sum(row[sample]) for row in seen] for sample in (0, 1))
+    assert good == sorted(good)
+    assert bad == sorted(bad, reverse=True)
+    assert good[-1] > good[0] + 0.5
+    assert bad[-1] < bad[0] - 0.5
+
+
+def test_with_a_learning_rate_of_zero_fifty_updates_leave_every_bit_and_the_log_probs_constant(tiny: Path) -> None:
+    bench = Bench(tiny, trainer={"learning_rate": 0.0, "weight_decay": 0.1})
+    before = bench.weights()
+    seen = set()
+    for index in range(50):
+        bench.trainer.accumulate([group(index)])
+        report = bench.trainer.step()
+        assert report.applied
+        assert report.metrics["learning_rate"] == 0.0
+        seen.add(report.metrics["logprob_gap/mean"])
+    assert torch.equal(bench.weights(), before)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_weights_after_an_update_do_not_depend_on_dispatches_micro_batches_or_order(tiny: Path, aggregation: str) -> None:
+    groups = [group(0), group(1, (0.0, 1.0, 0.0)), group(2, (1.0, 1.0, 0.0, 0.5))]
+    results = []
+    for dispatches, budget in (([groups], 4096), ([[g] for g in groups], 4096), ([groups[::-1]], 4096), ([groups], 1)):
+        bench = Bench(
+            tiny, dtype="float64", algorithm={"aggregation": aggregation}, trainer={"micro_batch_tokens": budget, "learning_rate": 1e-3}
+        )
+        for dispatch in dispatches:
+            bench.trainer.accumulate(dispatch)
+        report = bench.trainer.step()
+        results.append((bench.weights(), report))
+    for weights, report in results[1:]:
+        torch.testing.assert_close(weights, results[0][0], atol=1e-9, rtol=0)
+        for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", "reward", "approx_kl", "ratio/max"):
+            assert report.metrics[name] == pytest.approx(results[0][1].metrics[name], rel=1e-9, abs=1e-12), name
+
+
+def test_the_gradient_is_clipped_after_scaling_so_its_norm_does_not_grow_with_the_batch(tiny: Path) -> None:
+    norms = []
+    for copies in (1, 4):
+        bench = Bench(tiny, dtype="float64")
+        bench.trainer.accumulate([group(index) for index in range(copies)])
+        norms.append(bench.trainer.step().metrics["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-10)
+
+
+def test_the_deviation_of_the_batch_needs_the_whole_update_in_one_dispatch(tiny: Path) -> None:
+    bench = Bench(tiny, algorithm={"advantage": "batch_std"})
+    bench.trainer.accumulate([group(0), group(1, (0.0, 1.0))])
+    with pytest.raises(ConfigError, match=r"batch_std.*must come in one dispatch"):
+        bench.trainer.accumulate([group(2)])
+    assert bench.trainer.step().groups == (0, 1)
+
+
+def test_a_group_without_signal_has_no_gradient_even_when_shaping_varies_its_rewards(tiny: Path) -> None:
+    bench = Bench(tiny)
+    shaped = group(0, (0.0, 0.12, 0.30, 0.05), outcomes=[0.0] * 4)
+    bench.trainer.accumulate([shaped])
+    assert (bench.gradient() == 0).all()
+    bench.trainer.accumulate([group(1)])
+    report = bench.trainer.step()
+    assert report.metrics["frac_reward_zero_std"] == 0.5
+    assert report.tokens == 10 + 5, "its tokens count in the denominator"
+
+
+@pytest.mark.parametrize(("masked", "pulled"), [(False, True), (True, False)])
+def test_the_kl_term_reaches_groups_without_signal_unless_masked(tiny: Path, masked: bool, pulled: bool) -> None:
+    bench = Bench(tiny, algorithm={"kl": "k3", "kl_weight": 0.04, "mask_kl_without_signal": masked})
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    bench.trainer.accumulate([group(1, (1.0, 1.0))])
+    assert bool(bench.gradient().abs().max() > 0) == pulled
+    metrics = bench.trainer.step().metrics
+    assert metrics["kl"] > 0, "measured either way"
+
+
+def test_with_constant_reward_the_kl_to_the_starting_weights_falls(tiny: Path) -> None:
+    bench = Bench(tiny, algorithm={"kl": "k3", "kl_weight": 1.0}, trainer={"learning_rate": 3e-3})
+    for index in range(4):
+        bench.trainer.accumulate([group(index)])
+        bench.trainer.step()
+    seen = []
+    for index in range(20):
+        bench.trainer.accumulate([group(10 + index, (1.0, 1.0))])
+        seen.append(bench.trainer.step().metrics["kl"])
+    assert seen[-1] < 0.2 * max(seen)
+
+
+def test_a_reference_given_is_measured_against_without_a_weight_and_none_is_kept_otherwise(tiny: Path) -> None:
+    given = Bench(tiny, reference=True, algorithm={"kl": "k3"})
+    given.trainer.accumulate([group(0)])
+    assert given.trainer.step().metrics["kl"] == pytest.approx(0.0, abs=1e-9)
+    none = Bench(tiny, algorithm={"kl": "k3"})
+    none.trainer.accumulate([group(0)])
+    assert "kl" not in none.trainer.step().metrics
+
+
+def test_truncated_samples_leave_loss_and_denominator_but_not_the_length_metrics(tiny: Path) -> None:
+    masked = Bench(tiny, dtype="float64", algorithm={"mask_truncated": True})
+    masked.trainer.accumulate([group(0, (1.0, 0.0, 0.5), truncated=[False, False, True])])
+    report = masked.trainer.step()
+    assert (report.sequences, report.tokens) == (2, 5)
+    assert report.metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
+    assert report.metrics["completions/max_length"] == 4
+    everything = Bench(tiny)
+    everything.trainer.accumulate([group(0, (1.0, 0.0, 0.5), truncated=[False, False, True])])
+    assert everything.trainer.step().tokens == 9
+
+
+def test_an_update_without_a_single_loss_token_moves_nothing(tiny: Path) -> None:
+    bench = Bench(tiny, algorithm={"mask_truncated": True})
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    before = bench.weights()
+    bench.trainer.accumulate([group(1, truncated=[True, True])])
+    report = bench.trainer.step()
+    assert (report.applied, report.tokens, report.metrics["loss"]) == (True, 0, 0.0)
+    assert torch.equal(bench.weights(), before), "not even through the optimizer's momentum"
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_skips_the_update_and_names_the_sample(tiny: Path) -> None:
+    bench = Bench(tiny)
+    logprobs = [[-1.0, -1.0, -1.0], [-1.0, -1.0]]
+    broken = group(7, logprobs=[[-1.0, -250.0, -1.0], [-1.0, -1.0]])
+    before = bench.weights()
+    bench.trainer.accumulate([group(6, logprobs=logprobs), broken])
+    report = bench.trainer.step()
+    assert np.isfinite(report.metrics["loss"])
+    assert not report.applied
+    assert report.culprits == ((7, 0),)
+    assert report.metrics["skipped_updates"] == 1
+    assert torch.equal(bench.weights(), before)
+
+
+def test_the_gap_is_measured_on_tokens_of_the_present_weights_only(tiny: Path, tmp_path: Path) -> None:
+    bench = Bench(tiny)
+    bench.trainer.accumulate([group(0, version=0), group(1, version=3)])
+    metrics = bench.trainer.step().metrics
+    assert metrics["logprob_gap/tokens"] == 5
+    assert {"logprob_gap/mean", "logprob_gap/p99", "logprob_gap/max"} <= metrics.keys()
+    bench.trainer.accumulate([group(2, version=0)])
+    metrics = bench.trainer.step().metrics
+    assert metrics["logprob_gap/tokens"] == 0, "the weights are version 0 no longer"
+    assert "logprob_gap/mean" not in metrics
+    assert metrics["sampling/sampling_logp_difference/mean"] > 0
+    bench.trainer.publish(1, str(tmp_path / "v1"))
+    bench.trainer.accumulate([group(3, version=0), group(4, version=1)])
+    assert bench.trainer.step().metrics["logprob_gap/tokens"] == 5
+
+
+def test_a_gap_above_the_bound_stops_the_run_before_the_weights_move(tiny: Path) -> None:
+    bench = Bench(tiny, algorithm={"gap_stop": 0.5})
+    before = bench.weights()
+    bench.trainer.accumulate([group(0, logprobs=[[-0.01] * 3, [-0.01] * 2])])
+    with pytest.raises(TrainerError, match=r"differ by .* nats .*gap_stop = 0.5"):
+        bench.trainer.step()
+    assert torch.equal(bench.weights(), before)
+
+
+def test_a_bfloat16_policy_keeps_float32_masters_so_that_small_updates_are_not_lost(tiny: Path, tmp_path: Path) -> None:
+    bench = Bench(tiny, dtype="bfloat16", trainer={"learning_rate": 1e-5})
+    before = bench.weights()
+    assert before.dtype == torch.float32
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    moved = (bench.weights() != before).float().mean()
+    rounded = (bench.weights().bfloat16() != before.bfloat16()).float().mean()
+    assert moved > 0.5 > 10 * rounded
+    ref = bench.trainer.publish(1, str(tmp_path / "v1"))
+    serving = load(ModelConfig(path=str(tiny), dtype="bfloat16"))
+    assert serving.model.load_tensors(tmp_path / "v1") == ref.fingerprint, "published in serving dtype"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_probe_gives_what_a_model_loaded_from_the_published_file_computes(tiny: Path, tmp_path: Path, dtype: str) -> None:
+    bench = Bench(tiny, dtype=dtype)
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    bench.trainer.publish(1, str(tmp_path / "v1"))
+    ids = [5, 9, 30, 31, 77, 12]
+    probe = bench.trainer.probe(ids)
+    config = ModelConfig(path=str(tiny), dtype=dtype)
+    serving = load(config, train=True)
+    serving.model.load_tensors(tmp_path / "v1")
+    other = TorchTrainer(
+        serving, algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1
+    )
+    again = other.probe(ids)
+    assert again.logprobs == probe.logprobs
+    assert again.fingerprint == probe.fingerprint
+    plain = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
+    assert np.mean(probe.logprobs) == pytest.approx(float(_plain_logprobs(bench, plain, ids).mean()), abs=0.05)
+
+
+def _plain_logprobs(bench: Bench, plain: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        for name, weight in bench.loaded.model.named_parameters():
+            plain.get_parameter(name).copy_(weight)
+        logits = plain(torch.tensor([ids])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])
+
+
+def test_the_exported_directory_loads_with_transformers_and_holds_the_trained_weights(tiny: Path, tmp_path: Path) -> None:
+    bench = Bench(tiny)
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    bench.trainer.export(str(tmp_path / "out"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, weight in bench.loaded.model.named_parameters():
+        assert torch.equal(model.get_parameter(name), weight), name
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny: Path, tmp_path: Path) -> None:
+    Bench(tiny).trainer.save(str(tmp_path))
+    other = Bench(write_tiny(tmp_path / "wide", width=64))
+    with pytest.raises(CheckpointError, match=r"weights do not fit this model, e\.g\. 'model"):
+        other.trainer.restore(str(tmp_path))
+
+
+def test_a_restored_trainer_still_pulls_towards_the_starting_weights(tiny: Path, tmp_path: Path) -> None:
+    algorithm = {"kl": "k3", "kl_weight": 0.1}
+    first, second = Bench(tiny, algorithm=algorithm), Bench(tiny, algorithm=algorithm)
+    first.trainer.accumulate([group(0)])
+    first.trainer.step()
+    first.trainer.save(str(tmp_path))
+    second.trainer.restore(str(tmp_path))
+    for bench in (first, second):
+        bench.trainer.accumulate([group(1)])
+    assert torch.equal(first.gradient(), second.gradient())
+    assert first.trainer.step().metrics["kl"] == second.trainer.step().metrics["kl"] > 0
+
+
+def test_reward_parts_are_shown_beside_the_total_so_that_cancelling_parts_are_plain_to_see(tiny: Path) -> None:
+    bench = Bench(tiny)
+    plain = group(0, (0.0, 0.0))
+    parts = {"first": (5.0, -5.0), "second": (-5.0, 5.0), "absent": (None, 1.0)}
+    bench.trainer.accumulate([ScoredGroup(plain.group, plain.prompt, plain.trajectories, plain.rewards, plain.outcomes, parts)])
+    metrics = bench.trainer.step().metrics
+    assert (metrics["reward"], metrics["reward_std"], metrics["loss"]) == (0.0, 0.0, 0.0)
+    assert metrics["rewards/first/std"] == pytest.approx(50**0.5)
+    assert metrics["rewards/absent/mean"] == 1.0
+
+
+def test_under_a_filter_the_ratio_compares_kept_sets_and_the_gap_full_vocabularies(tiny: Path) -> None:
+    settings = {"rollout": {"top_k": 3, "train_on_filtered": True, "max_tokens": 8}}
+    columns = [{LOGPROB: np.full(n, -4.0), LOGPROB_KEPT: np.full(n, -0.5)} for n in (3, 2)]
+    bench = Bench(tiny, **settings)
+    metrics = bench.trainer.accumulate([group(0, columns=columns)])
+    kept_only = [{LOGPROB: np.full(n, -9.0), LOGPROB_KEPT: np.full(n, -0.5)} for n in (3, 2)]
+    other = Bench(tiny, **settings).trainer.accumulate([group(0, columns=kept_only)])
+    assert metrics["ratio/max"] == other["ratio/max"]
+    assert metrics["logprob_gap/mean"] != other["logprob_gap/mean"]
+    with pytest.raises(TrainerError, match="group 3, sample 0: column 'logprob_kept' is missing"):
+        bench.trainer.accumulate([group(3)])
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({LOGPROB: np.zeros(2)}, "group 0, sample 0: column 'logprob' has 2 values for 3 tokens"),
+        ({VERSION: np.zeros(4)}, "group 0, sample 0: column 'version' has 4 values for 3 tokens"),
+    ],
+)
+def test_columns_that_do_not_fit_the_tokens_are_refused_by_name(tiny: Path, columns: dict[str, Any], what: str) -> None:
+    with pytest.raises(TrainerError, match=what):
+        Bench(tiny).trainer.accumulate([group(0, columns=[columns, {}])])
+
+
+def test_groups_that_contradict_themselves_are_refused(tiny: Path) -> None:
+    bench = Bench(tiny)
+    one, two = group(0), scored_group(0, [9, 9], [[1]], [1.0])
+    mixed = ScoredGroup(0, one.prompt, (one.trajectories[0], two.trajectories[0]), (1.0, 0.0), (1.0, 0.0))
+    with pytest.raises(TrainerError, match="its prompt differs"):
+        bench.trainer.accumulate([mixed])
+    strayed = ScoredGroup(5, one.prompt, one.trajectories, one.rewards, one.outcomes)
+    with pytest.raises(TrainerError, match="belongs to group 0"):
+        bench.trainer.accumulate([strayed])
+    with pytest.raises(TrainerError, match="empty prompt"):
+        bench.trainer.accumulate([scored_group(0, [], [[1]], [1.0])])
+    with pytest.raises(ValueError, match="finite"):
+        bench.trainer.accumulate([group(0, (float("nan"), 1.0))])
+    bench.trainer.accumulate([one])
+    assert bench.trainer.step().groups == (0,), "what was refused left nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("sections", "what"),
+    [
+        ({"rollout": {"temperature": 0.0}}, "temperature = 0"),
+        ({"rollout": {"top_p": 0.9}}, "train_on_filtered"),
+        ({"algorithm": {"dual_clip": 0.5}}, "dual_clip must be > 1"),
+        ({"algorithm": {"kl_weight": 0.5}}, "no effect with kl none"),
+    ],
+)
+def test_settings_without_meaning_are_refused_at_the_start(tiny: Path, sections: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        Bench(tiny, **sections)
+
+
+def test_master_weights_in_bfloat16_are_refused(tiny: Path) -> None:
+    config = ModelConfig(path=str(tiny), dtype="bfloat16")
+    with pytest.raises(ConfigError, match="load with train=True"):
+        TorchTrainer(
+            load(config), algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1
+        )
