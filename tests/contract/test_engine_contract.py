@@ -175,6 +175,7 @@ def test_results_of_one_step_keep_the_order_of_submission(make):
 def test_an_impossible_request_fails_with_its_reason_and_leaves_the_others_alone(make, bad, reason):
     engine = make()
     engine.submit([ask(0, 0), bad, ask(0, 1)])
+    assert engine.load_state().waiting == 3
     results = drain(engine)
     (failure,) = [r for r in results if isinstance(r, Failure)]
     assert (failure.group, failure.sample, failure.attempt) == (9, 0, 1)

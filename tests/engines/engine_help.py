@@ -17,10 +17,10 @@ from paceline.types.records import LOGPROB, Request, Sampling
 torch.set_num_threads(1)
 
 
-def tiny(directory: Path, dtype="float64", **config):
+def tiny(directory: Path, dtype="float64", implementation="auto", **config):
     """The loaded tiny model and its decode function."""
     path = write_tiny(directory, dtype="float64" if dtype == "float64" else "float32", **config)
-    loaded = load(ModelConfig(path=str(path), dtype=dtype))
+    loaded = load(ModelConfig(path=str(path), dtype=dtype, implementation=implementation))
     tokenizer = load_tokenizer(path)
     return loaded, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 

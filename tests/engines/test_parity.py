@@ -48,6 +48,13 @@ def test_log_probs_equal_a_full_forward_for_mixed_lengths_and_temperatures(tmp_p
     assert largest_gap(small[0], drain(serving), temperature_of) <= bound
 
 
+def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_path):
+    small = tiny(tmp_path / "m", implementation="transformers")
+    serving = engine(small, slots=7, kv_tokens=200)
+    serving.submit(workload())
+    assert largest_gap(small[0], drain(serving), temperature_of) <= 1e-10
+
+
 def test_bfloat16_log_probs_stay_near_those_of_a_full_forward(tmp_path):
     small = tiny(tmp_path / "m", "bfloat16")
     serving = engine(small, slots=7)

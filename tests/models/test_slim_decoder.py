@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from paceline.config.schema import ModelConfig
 from paceline.models.attend import causal
-from paceline.models.kernels import head
+from paceline.models.kernels import Head
 from paceline.models.load import load
 from paceline.models.packed import PackedModel
 from paceline.models.slim import SlimDecoder
@@ -73,19 +73,45 @@ def test_bfloat16_gradients_are_those_of_float32_up_to_rounding(tiny):
     assert (grads[0] - grads[1]).norm() / grads[1].norm() < 0.02
 
 
-def test_the_head_multiplies_bfloat16_exactly_and_adds_in_float32():
+def head_and_rows(rows: int, frozen: bool) -> tuple[Head, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (5, 300))
-    found = head(hidden, weight)
+    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (rows, 300))
+    owner = torch.nn.Linear(64, 300, bias=False, dtype=torch.bfloat16)
+    owner.weight = torch.nn.Parameter(weight, requires_grad=not frozen)
+    return Head(owner), hidden, weight
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_head_multiplies_bfloat16_exactly_and_adds_in_float32(frozen):
+    head, hidden, weight = head_and_rows(5, frozen)
+    found = head(hidden)
     assert found.dtype == torch.float32
     assert (found.double() - hidden.double() @ weight.double().t()).abs().max() < 1e-5
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 
 
-def test_the_head_gives_a_row_the_same_logits_alone_and_among_others():
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (33, 300))
-    assert (head(hidden, weight)[7:8] - head(hidden[7:8], weight)).abs().max() < 1e-5
+@pytest.mark.parametrize("rows", [1, 2, 7, 64, 130])
+def test_the_serving_kernels_give_the_bits_of_the_training_kernels_whatever_the_number_of_rows(rows):
+    serving, hidden, _ = head_and_rows(130, True)
+    training, _, _ = head_and_rows(130, False)
+    right = training(hidden)
+    assert torch.equal(serving(hidden[:rows]), right[:rows])
+
+
+def test_packed_copies_follow_every_change_of_the_weights(tmp_path):
+    old, new = (write_tiny(tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    model, fresh = (load(config(directory, "bfloat16")).model for directory in (old, new))
+    with torch.inference_mode():
+        before = logits(model)
+        model.load_tensors(new / "model.safetensors")
+        right = logits(fresh)
+        assert torch.equal(logits(model), right)
+        assert not torch.equal(before, right)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            before = logits(model)
+            tensor += 0.2 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+            assert not torch.equal(logits(model), before), name
 
 
 def test_tied_weights_have_one_name_and_one_gradient(tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
 from paceline.types.errors import ConfigError
 from paceline.types.records import Sampling
@@ -87,23 +88,24 @@ def draw(logits: torch.Tensor, knobs: Knobs, numbers: torch.Tensor) -> Draw:
     not to softmax(z) / T.
     """
     z = scaled(logits, knobs.temperature)
-    top = z.amax(dim=-1, keepdim=True)
-    weights = _weights(z, top)
+    weights = z.softmax(dim=-1)
+    if missing := -z.shape[-1] % BLOCK:
+        weights = F.pad(weights, (0, missing))
     sums = _block_sums(weights)
-    total = sums.sum(dim=-1)
-    kept_total = total
+    finite = sums.sum(dim=-1).isfinite()
+    kept_mass = torch.ones_like(z[:, 0])
     cut = knobs.filtered().nonzero()[:, 0]
     if cut.numel():
         mine = weights[cut]
         mine *= keep_mask(mine, knobs.top_p[cut], knobs.top_k[cut])
         weights[cut], sums[cut] = mine, _block_sums(mine)
-        kept_total = sums.sum(dim=-1)
+        kept_mass[cut] = sums[cut].sum(dim=-1)
     ids = _invert(weights, sums, numbers.to(z.dtype))
     greedy = (knobs.temperature == 0).nonzero()[:, 0]
     if greedy.numel():
         ids[greedy] = z[greedy].argmax(dim=-1)
-    offset = z.gather(1, ids[:, None])[:, 0] - top[:, 0]
-    return Draw(ids, offset - total.log(), offset - kept_total.log(), total.isfinite() & (total > 0))
+    logprob = weights.gather(1, ids[:, None])[:, 0].log()
+    return Draw(ids, logprob, logprob - kept_mass.log(), finite)
 
 
 def keep_mask(weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
@@ -139,15 +141,6 @@ def _prefix(values: torch.Tensor, weights: torch.Tensor, top_p: torch.Tensor, to
     reached = mass >= (top_p.to(weights.dtype) * whole)[:, None]
     counts = torch.where(top_p < 1, (~reached).sum(dim=-1) + 1, limit)
     return torch.minimum(counts, limit)
-
-
-def _weights(z: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """exp(z - top), [N, V padded with zeros to whole blocks]."""
-    rows, vocabulary = z.shape
-    weights = z.new_empty(rows, -(-vocabulary // BLOCK) * BLOCK)
-    weights[:, vocabulary:] = 0
-    torch.sub(z, top, out=weights[:, :vocabulary]).exp_()
-    return weights
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:

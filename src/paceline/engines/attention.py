@@ -88,8 +88,10 @@ class StepAttention:
         kv_heads, width, (heads, d) = self._shape.kv_heads, part.width, rows.shape[1:]
         q = rows[part.take].view(-1, width, kv_heads, heads // kv_heads, d).transpose(1, 2).reshape(len(keys), -1, d)
         scores = torch.baddbmm(part.bias, q, keys.transpose(1, 2))
-        result = torch.bmm(scores.softmax(dim=-1), values).view(-1, kv_heads, width, heads // kv_heads, d)
-        lse = scores.logsumexp(dim=-1).view(-1, kv_heads, width, heads // kv_heads)
+        weights = scores.softmax(dim=-1)
+        result = torch.bmm(weights, values).view(-1, kv_heads, width, heads // kv_heads, d)
+        # The largest weight is exp(largest score - lse): cheaper than a second pass of exponentials.
+        lse = (scores.amax(dim=-1) - weights.amax(dim=-1).log()).view(-1, kv_heads, width, heads // kv_heads)
         return result.transpose(1, 2).reshape(-1, heads, d), lse.transpose(1, 2).reshape(-1, heads)
 
     def _part(self, end: End, spans: Sequence[tuple[Span, int, list[int]]]) -> _Part:

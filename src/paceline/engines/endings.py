@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from paceline.types.records import FinishReason
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text without special tokens."""
+"""Token ids -> text without special tokens. The text of a prefix must not depend on what follows (no clean-up of spaces)."""
 
 _INCOMPLETE = "\ufffd"
 """What decoders write for bytes that are not a whole character (yet)."""

@@ -114,9 +114,10 @@ class TorchEngine:
         return ended + self._advance(rows, drawn)
 
     def load_state(self) -> EngineLoad:
-        """Present load; KV memory counts in whole pages."""
+        """Present load. KV memory counts in whole pages; refused requests wait until `step` has returned their failures."""
         used = (self._pool.pages - self._pool.free) * self._pool.size
-        return EngineLoad(used, len(self._scheduler.running), len(self._scheduler.waiting), self._tokens)
+        waiting = len(self._scheduler.waiting) + len(self._refused)
+        return EngineLoad(used, len(self._scheduler.running), waiting, self._tokens)
 
     def abort(self, group: int, sample: int) -> bool:
         """Forget a trajectory, running or waiting; its KV memory is free at once."""

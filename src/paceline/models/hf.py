@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from paceline.models.attend import causal
-from paceline.models.kernels import head
+from paceline.models.kernels import Head
 from paceline.models.packed import Attend, Shape
 from paceline.models.store import copy_into
 from paceline.types.errors import ModelError
@@ -112,6 +112,7 @@ class TransformersDecoder(nn.Module):
         self.compute = compute
         self.inner = _load_class(directory, parameters or compute).to(device).eval()
         self._casts = (parameters or compute) != compute
+        self._head = Head(self.inner.get_output_embeddings())
         self._factor = _logit_factor(self.inner.config)
         try:
             self.shape = _proved_shape(self)
@@ -138,7 +139,7 @@ class TransformersDecoder(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
         output = self.inner.get_output_embeddings()
-        logits = head(hidden, output.weight)
+        logits = self._head(hidden)
         if getattr(output, "bias", None) is not None:
             logits = logits + output.bias
         return logits if self._factor == 1.0 else logits * self._factor

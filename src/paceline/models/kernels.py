@@ -1,11 +1,15 @@
-"""The few dense kernels of the slim decoder: linear layers, fused groups of them, and the head.
+"""The dense kernels of the decoders: projections and the head.
 
 Weights may be stored in another dtype than the one computed in: they are cast where they are used, so a float32 master
-weight receives its gradient in float32 while the numbers equal those of an engine that stores the cast weights.
+weight receives its gradient in float32 while the numbers equal, bit for bit, those of an engine that stores the cast weights.
+
+Frozen bfloat16 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed by
+the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [T, in], weight [out, in], bias [out] -> [T, out] in the dtype of x. The one place where the body multiplies matrices."""
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+_ROWS_HINT = 64
+"""Number of rows the layout of a packed copy is chosen for; it works for any."""
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -34,34 +36,136 @@ def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn
     return layer
 
 
-class Fused:
-    """Linear layers that read the same input, run as one product.
+class _Derived:
+    """A tensor computed from weights, kept until they change."""
 
-    Their parameters keep their own names but lie next to each other in one storage. Without gradients the product reads
-    that storage directly: there is no copy that could go stale. With gradients, or after something moved a parameter
-    elsewhere (deepcopy, `.to`, a wrapper), the parts are concatenated at use.
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] | None = None
+        self._value: torch.Tensor | None = None
+
+    def get(self, parts: Sequence[torch.Tensor], kind: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The kept tensor; `make` it when `parts` were written to, moved, or another `kind` is asked for."""
+        key = (kind, *((part.data_ptr(), part._version) for part in parts))
+        if self._value is None or key != self._key:
+            self._key, self._value = key, make()
+        return self._value
+
+    def __getstate__(self) -> dict[str, None]:
+        """Copies and pickles of a model start without derived tensors."""
+        return {"_key": None, "_value": None}
+
+
+class Projection:
+    """One or more linear layers that read the same input, run as one product: the one place where the body multiplies matrices.
+
+    The layers' parameters keep their own names but lie next to each other in one storage. Without gradients the product
+    reads that storage, or a packed copy of it. With gradients, or after something moved a parameter elsewhere (deepcopy,
+    `.to`, a wrapper), the parts are concatenated at use.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
-        self.sizes = [layer.out_features for layer in layers]
-        for kind in ("weight", "bias"):
-            parts = [getattr(layer, kind) for layer in layers]
-            if parts[0] is not None:
-                for layer, part in zip(layers, torch.split(torch.cat([p.detach() for p in parts]), self.sizes), strict=True):
-                    setattr(layer, kind, nn.Parameter(part))
+        self._packed = _Derived()
+        if len(layers) > 1:
+            sizes = [layer.out_features for layer in layers]
+            for kind in ("weight", "bias"):
+                parts = [getattr(layer, kind) for layer in layers]
+                if parts[0] is not None:
+                    together = torch.cat([part.detach() for part in parts])
+                    for layer, part in zip(layers, torch.split(together, sizes), strict=True):
+                        setattr(layer, kind, nn.Parameter(part))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, in] -> the outputs side by side [T, sum(out)]."""
+        """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x."""
         weights = [layer.weight for layer in self.layers]
         biases = [layer.bias for layer in self.layers]
         bias = None if biases[0] is None else _joined(biases, x.dtype)
-        return linear(x, _joined(weights, x.dtype), bias)
+        if _servable(x, weights):
+            packed = self._packed.get(weights, "packed", lambda: _pack(_joined(weights, x.dtype)))
+            return _packed_product(x, packed, bias)
+        return F.linear(x, _joined(weights, x.dtype), bias)
+
+
+class Head:
+    """hidden states -> logits in float32 (float64 for float64) with the matrix of `owner.weight` [vocabulary, width].
+
+    bfloat16 inputs are multiplied exactly and added up in float32, forward and backward: a bfloat16 *result* would move a
+    logit of 16 by up to 0.06. A float32 copy of the bfloat16 values is kept for that.
+    """
+
+    def __init__(self, owner: nn.Module) -> None:
+        self._owner = owner
+        self._copy = _Derived()
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width] -> [N, vocabulary]."""
+        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
+        if hidden.dtype != torch.bfloat16:
+            return F.linear(hidden, weight.to(hidden.dtype))
+        if _servable(hidden, [weight]):
+            with _bfloat16_products():
+                packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
+                return _packed_product(hidden.float(), packed, None)
+        rounded = self._copy.get([weight], "rounded", lambda: weight.detach().to(torch.bfloat16).float())
+        result: torch.Tensor = _HeadProduct.apply(hidden, weight, rounded)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _HeadProduct(torch.autograd.Function):
+    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width] bfloat16, weight [vocabulary, width], rounded its bfloat16 values in float32 -> [N, vocabulary]."""
+        ctx.save_for_backward(hidden, rounded)
+        ctx.weight_dtype = weight.dtype
+        with _bfloat16_products():
+            return F.linear(hidden.float(), rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients in the dtypes of hidden and weight."""
+        hidden, rounded = ctx.saved_tensors
+        (grad,) = grads
+        with _bfloat16_products():
+            for_hidden = (grad @ rounded).to(hidden.dtype) if ctx.needs_input_grad[0] else None
+            for_weight = (grad.t() @ hidden.float()).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        return for_hidden, for_weight, None
+
+
+def _servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether a packed copy may stand for these weights: bfloat16 on a CPU that computes it, no gradient asked for, changes tracked."""
+    return (
+        x.device.type == "cpu"
+        and all(tensor.dtype == torch.bfloat16 and not tensor.requires_grad and not tensor.is_inference() for tensor in weights)
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and x.dtype == torch.bfloat16
+        and _onednn_computes_bfloat16()
+    )
+
+
+@functools.cache
+def _onednn_computes_bfloat16() -> bool:
+    backend: Any = torch.backends.mkldnn
+    return bool(backend.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    """weight [out, in] in oneDNN's layout."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+    return packed
+
+
+def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return result
 
 
 def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The parts as one tensor along the first dimension, in `dtype`: a view where their storage allows it."""
     first = parts[0]
+    if len(parts) == 1:
+        return first.to(dtype)
     if torch.is_grad_enabled() and first.requires_grad:
         return torch.cat([part.to(dtype) for part in parts])
     end = first.data_ptr()
@@ -83,40 +187,3 @@ def _bfloat16_products() -> Iterator[None]:
         yield
     finally:
         backend.matmul.fp32_precision = before
-
-
-class _Head(torch.autograd.Function):
-    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result, forward and backward."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """hidden [N, width] bfloat16, weight [vocabulary, width] -> [N, vocabulary] float32."""
-        ctx.save_for_backward(hidden, weight)
-        with _bfloat16_products():
-            return F.linear(hidden.float(), _rounded(weight))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Gradients in the dtypes of hidden and weight."""
-        hidden, weight = ctx.saved_tensors
-        (grad,) = grads
-        with _bfloat16_products():
-            for_hidden = (grad @ _rounded(weight)).to(hidden.dtype) if ctx.needs_input_grad[0] else None
-            for_weight = (grad.t() @ hidden.float()).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return for_hidden, for_weight
-
-
-def _rounded(weight: torch.Tensor) -> torch.Tensor:
-    """Values of bfloat16 in float32 storage, whatever a CPU would round to by itself."""
-    return weight.to(torch.bfloat16).float()
-
-
-def head(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """hidden [N, width], weight [vocabulary, width] -> logits [N, vocabulary] in float32 (float64 for float64).
-
-    bfloat16 inputs are multiplied exactly and added up in float32: a bfloat16 *result* would move a logit of 16 by up to 0.06.
-    """
-    if hidden.dtype == torch.bfloat16:
-        result: Callable[..., torch.Tensor] = _Head.apply
-        return result(hidden, weight)
-    return F.linear(hidden, weight.to(hidden.dtype))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.models.kernels import Fused, bare_linear, head, linear, norm
+from paceline.models.kernels import Head, Projection, bare_linear, norm
 from paceline.models.packed import Attend, Shape
 from paceline.models.store import copy_into
 from paceline.types.errors import ModelError
@@ -125,7 +125,8 @@ class Attention(nn.Module):
         self.o_proj = bare_linear(inner, shape.width, spec.out_bias, like)
         self.q_norm = Norm(shape.head_dim, spec.eps, like) if spec.qk_norm else None
         self.k_norm = Norm(shape.head_dim, spec.eps, like) if spec.qk_norm else None
-        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
+        self.qkv = Projection(self.q_proj, self.k_proj, self.v_proj)
+        self.out = Projection(self.o_proj)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
         """x [T, width], cos and sin [T, 1, head_dim] -> [T, width]."""
@@ -137,7 +138,7 @@ class Attention(nn.Module):
         else:
             turned, v = torch.split(rows, [heads + kv_heads, kv_heads], dim=1)
             q, k = torch.split(_rotate(turned, cos, sin), [heads, kv_heads], dim=1)
-        return linear(attend(self.layer, q, k, v).reshape(x.shape[0], -1), self.o_proj.weight, self.o_proj.bias)
+        return self.out(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -155,12 +156,13 @@ class Feedforward(nn.Module):
         self.gate_proj = bare_linear(width, inner, spec.mlp_bias, like)
         self.up_proj = bare_linear(width, inner, spec.mlp_bias, like)
         self.down_proj = bare_linear(inner, width, spec.mlp_bias, like)
-        self.gate_up = Fused(self.gate_proj, self.up_proj)
+        self.gate_up = Projection(self.gate_proj, self.up_proj)
+        self.down = Projection(self.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, width] -> [T, width]."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return linear(F.silu(gate) * up, self.down_proj.weight, self.down_proj.bias)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -207,6 +209,7 @@ class SlimDecoder(nn.Module):
         self.spec, self.compute = spec, compute
         self.model = Body(spec, like)
         self.lm_head = None if spec.tied else bare_linear(spec.shape.width, spec.shape.vocabulary, False, like)
+        self._head = Head(self.lm_head or self.model.embed_tokens)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         self.shape = replace(spec.shape, parameters=sum(tensor.numel() for tensor in self.parameters()))
 
@@ -221,7 +224,7 @@ class SlimDecoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
-        return head(hidden, self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+        return self._head(hidden)
 
     def load_tensors(self, path: Path) -> str:
         """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""

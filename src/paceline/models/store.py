@@ -105,7 +105,7 @@ def copy_into(own: Mapping[str, torch.Tensor], path: Path) -> str:
     """
     files = files_of(path)
     _check_fits(own, {name: shape for file in files for name, shape in _shapes(file)}, path)
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # writes in inference mode would not show in version counters
         for name, tensor in read(path):
             if name in own:
                 own[name].copy_(tensor)

@@ -92,9 +92,9 @@ class FakeEngine:
         return ended
 
     def load_state(self) -> EngineLoad:
-        """The engine's present load; KV tokens are those of prompts and of all sampled tokens."""
+        """Present load. KV tokens are those of prompts and sampled tokens; refused requests wait until `step` has returned them."""
         held = sum(len(r.request.prompt_ids) + len(r.ids) for r in self._running)
-        return EngineLoad(held, len(self._running), len(self._waiting), self._tokens)
+        return EngineLoad(held, len(self._running), len(self._waiting) + len(self._refused), self._tokens)
 
     def abort(self, group: int, sample: int) -> bool:
         """Forget a trajectory, running or waiting."""
