@@ -39,11 +39,11 @@ def scorer(name: str, parameters: Mapping[str, Any], size: int = 1, seed: int = 
     """The generator's `score_answer` as a function of (prompt, answer); the row comes from the prompt's columns."""
     dataset = _dataset(name, parameters, size, seed)
 
-    def score(prompt: Prompt, answer: str) -> float:
+    def _score(prompt: Prompt, answer: str) -> float:
         entry = {key: prompt.columns[key] for key in ("question", "answer", "metadata")}
         return float(dataset.score_answer(answer, entry))
 
-    return score
+    return _score
 
 
 def _dataset(name: str, parameters: Mapping[str, Any], size: int, seed: int) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.types.errors import CheckpointError
+from paceline.types.errors import DataError
 
 _RESERVED = ("axis", "step", "lineage")
 
@@ -36,13 +36,13 @@ class JsonlTracker:
         _end_cut_line(self._file)
 
     def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write one line. Raises ValueError for a step that does not ascend within this lineage, and for a value that has no place in
+        """Write one line. Raises DataError for a step that does not ascend within this lineage, and for a value that has no place in
         JSON."""
         if step <= self._own.get(axis, step - 1):
-            raise ValueError(f"axis {axis!r}: step {step} after step {self._own[axis]}; steps ascend, one line per step")
+            raise DataError(f"axis {axis!r}: step {step} after step {self._own[axis]}; steps ascend, one line per step")
         taken = [name for name in _RESERVED if name in values]
         if taken:
-            raise ValueError(f"metric {taken[0]!r} is a name of the line itself")
+            raise DataError(f"metric {taken[0]!r} is a name of the line itself")
         row = {"axis": axis, "step": int(step), "lineage": self.lineage, **{name: plain(name, value) for name, value in values.items()}}
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
@@ -72,7 +72,7 @@ def plain(name: str, value: Any) -> Any:
         return {str(key): plain(f"{name}/{key}", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(name, item) for item in value]
-    raise ValueError(f"metric {name!r}: {type(value).__name__} has no place in JSON")
+    raise DataError(f"metric {name!r}: {type(value).__name__} has no place in JSON")
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,7 +82,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         except ValueError:
             continue  # cut short by a crash
         if not isinstance(row, dict) or any(name not in row for name in _RESERVED):
-            raise CheckpointError(f"{path} line {number}: not a line of metrics (axis, step, lineage)")
+            raise DataError(f"{path} line {number}: not a line of metrics (axis, step, lineage)")
         yield row
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,38 @@ class MemoryTask:
         return _hash(repr((self._seed, self._pairs))).hex()
 
 
+class ByteTokenizer:
+    """A tokenizer with a chat template: ids 0-255 are UTF-8 bytes, 256-259 the role markers, 260 ends a message.
+
+    The text of a marker (`<user>`) encodes to bytes, never to the marker: rendering to text and encoding again gives other ids.
+    """
+
+    ROLES = ("system", "user", "assistant", "tool")
+    END = 260
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of `text`."""
+        return list(text.encode())
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, Any]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool, **arguments: Any
+    ) -> Any:
+        """Marker, content bytes and END per message, then the assistant's marker. Raises ValueError for two user messages in a row."""
+        roles = [message["role"] for message in conversation]
+        if any(first == second == "user" for first, second in pairwise(roles)):
+            raise ValueError("roles must alternate")
+        ids: list[int] = []
+        for message in conversation:
+            ids += [256 + self.ROLES.index(message["role"]), *self.encode(message["content"]), self.END]
+        ids += [256 + self.ROLES.index("assistant")] * add_generation_prompt
+        assert tokenize, "only ids are ever asked for"
+        return {"input_ids": ids} if return_dict else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text without markers."""
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+
 @dataclass
 class ConstantReward:
     """A Reward that gives every trajectory the same value; `by_text` overrides it for completions with that text."""
@@ -86,10 +119,10 @@ class MemoryTracker:
         self.closed = False
 
     def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
-        """Keep the values. Raises ValueError for a step that does not ascend on its axis."""
+        """Keep the values. Raises DataError for a step that does not ascend on its axis."""
         last = max((s for a, s, _ in self.rows if a == axis), default=step - 1)
         if step <= last:
-            raise ValueError(f"axis {axis!r}: step {step} after step {last}")
+            raise DataError(f"axis {axis!r}: step {step} after step {last}")
         self.rows.append((axis, step, dict(values)))
 
     def close(self) -> None:

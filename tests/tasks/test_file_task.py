@@ -1,0 +1,220 @@
+"""JSONL and Parquet files as sources."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from paceline.config.schema import TaskConfig
+from paceline.ports.fakes.data import ByteTokenizer
+from paceline.tasks import RowTask, load
+from paceline.types.errors import ConfigError, DataError
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k"
+
+
+def read(path: Path, *, limit: int = 10_000, over_limit: Any = "refuse", **settings: Any) -> RowTask:
+    defaults = {"kind": "file", "path": str(path), "gold_column": "answer", "template": "plain", "shuffle": False}
+    return load(TaskConfig(**{**defaults, **settings}), ByteTokenizer(), seed=0, max_prompt_tokens=limit, over_limit=over_limit)
+
+
+def jsonl(tmp_path: Path, *rows: Any) -> Path:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def parquet(tmp_path: Path, table: pa.Table) -> Path:
+    path = tmp_path / "data.parquet"
+    pq.write_table(table, path)
+    return path
+
+
+def questions(task: RowTask) -> list[str]:
+    return [task.prompt(i).text for i in range(len(task))]
+
+
+def test_a_byte_order_mark_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b", "answer": 1}\r\n\n  \n{"prompt": "c", "answer": "2"}\n')
+    task = read(path)
+    assert questions(task) == ["a\u2028b", "c"]
+    assert [task.prompt(i).gold for i in range(2)] == ["1", "2"]
+    assert [task.prompt(i).row for i in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ('{"prompt": "b", "answer"', "line 2: not JSON at character 26"),
+        ("[1]", "line 2: list instead of an object"),
+        ('"text"', "line 2: str instead of an object"),
+        ("[" * 100_000, "line 2: JSON nested too deeply"),
+        ({"answer": "2"}, "line 2, column 'prompt': missing"),
+        ({"prompt": None, "answer": "2"}, "line 2, column 'prompt': missing"),
+        ({"prompt": " ", "answer": "2"}, "line 2, column 'prompt': empty"),
+        ({"prompt": 7, "answer": "2"}, "line 2, column 'prompt': int instead of text or a list"),
+        ({"prompt": [], "answer": "2"}, "line 2, column 'prompt': no messages"),
+        ({"prompt": ["x"], "answer": "2"}, "message 0 is str"),
+        ({"prompt": [{"role": "human", "content": "x"}], "answer": "2"}, "role 'human' instead of system, user"),
+        ({"prompt": [{"role": "user", "content": ["x"]}], "answer": "2"}, "message 0 has no content that is text"),
+        (
+            {"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "answer": "2"},
+            "last message must come from the user",
+        ),
+        ({"prompt": [{"role": "user", "content": "x"}], "answer": "2"}, "messages need task.template = 'chat'"),
+        ({"prompt": "b"}, "line 2, column 'answer': missing"),
+        ({"prompt": "b", "answer": None}, "line 2, column 'answer': missing"),
+        ({"prompt": "b", "answer": True}, "line 2, column 'answer': bool instead of text or a number"),
+        ({"prompt": "b", "answer": ["2"]}, "line 2, column 'answer': list instead of text or a number"),
+    ],
+)
+def test_a_bad_row_is_refused_by_name_or_skipped_and_counted(tmp_path: Path, bad: Any, reason: str) -> None:
+    path = jsonl(tmp_path, {"prompt": "a", "answer": "1"}, bad, {"prompt": "c", "answer": "3"})
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert reason in str(caught.value)
+    assert "data.jsonl" in str(caught.value)
+    task = read(path, bad_rows="skip")
+    assert questions(task) == ["a", "c"]
+    assert [task.prompt(i).row for i in range(2)] == [0, 2]
+    assert (task.counts["read"], task.counts["bad"], task.counts["kept"]) == (3, 1, 2)
+    assert reason in task.skipped[0]
+
+
+def test_a_line_that_is_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt": "a", "answer": 1}\n{"prompt": "\xff", "answer": 1}\n')
+    with pytest.raises(DataError, match=r"data.jsonl line 2: not UTF-8 at byte 12"):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"question": "a", "answer": "1"},
+            "no column 'prompt' (task.prompt_column): set task.prompt_column = 'question'; columns present: question, answer",
+        ),
+        (
+            {"prompt": "a", "label": "1"},
+            "no column 'answer' (task.gold_column): set task.gold_column = 'label'; columns present: prompt, label",
+        ),
+        (
+            {"x": "a", "y": "1"},
+            "set task.prompt_column to one of them; no column 'answer' (task.gold_column): set task.gold_column to one of them",
+        ),
+    ],
+)
+def test_missing_columns_are_named_with_what_is_present_and_how_to_map_it(
+    tmp_path: Path, kind: str, row: dict[str, str], message: str
+) -> None:
+    path = jsonl(tmp_path, row, row) if kind == "jsonl" else parquet(tmp_path, pa.Table.from_pylist([row, row]))
+    start = time.perf_counter()
+    with pytest.raises(DataError) as caught:
+        read(path, bad_rows="skip")
+    assert message in str(caught.value)
+    assert time.perf_counter() - start < 5.0
+
+
+def test_equal_prompts_and_equal_ids_stay_distinct_rows_with_their_own_gold(tmp_path: Path) -> None:
+    task = read(jsonl(tmp_path, {"id": 1, "prompt": "a", "answer": "1"}, {"id": 1, "prompt": "a", "answer": "2"}))
+    assert [(task.prompt(i).row, task.prompt(i).index, task.prompt(i).gold) for i in range(2)] == [(0, 0, "1"), (1, 1, "2")]
+
+
+def test_a_gold_pattern_takes_its_last_match(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": "a", "answer": "#### 1\nno\n#### 1,234"}, {"prompt": "b", "answer": "5"})
+    with pytest.raises(DataError, match=r"line 2, column 'answer': no match of task.gold_pattern in '5'"):
+        read(path, gold_pattern=r"####\s*(.+)")
+    task = read(path, gold_pattern=r"####\s*(.+)", bad_rows="skip")
+    assert task.prompt(0).gold == "1,234"
+    assert task.prompt(0).columns["answer"] == "#### 1\nno\n#### 1,234"
+    for pattern, message in (("(", "not a regular expression"), ("####", "needs a group")):
+        with pytest.raises(ConfigError, match=message):
+            read(path, gold_pattern=pattern)
+
+
+def test_a_nested_column_is_reached_by_its_path(tmp_path: Path) -> None:
+    row = {"prompt": "a", "reward_model": {"ground_truth": "7"}}
+    for path in (jsonl(tmp_path, row), parquet(tmp_path, pa.Table.from_pylist([row]))):
+        assert read(path, gold_column="reward_model.ground_truth").prompt(0).gold == "7"
+        with pytest.raises(DataError, match=r"column 'reward_model.gold': missing"):
+            read(path, gold_column="reward_model.gold")
+
+
+def test_an_integer_of_five_thousand_digits_is_read(tmp_path: Path) -> None:
+    digits = "7" * 5000
+    assert read(jsonl(tmp_path, f'{{"prompt": "a", "answer": {digits}}}')).prompt(0).gold == digits
+
+
+def test_a_limit_stops_after_that_many_usable_rows(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": ""}, *({"prompt": c, "answer": "1"} for c in "abc"), "not json at all")
+    task = read(path, bad_rows="skip")
+    assert len(task) == 3
+    config = TaskConfig(kind="file", path=str(path), gold_column="answer", template="plain", shuffle=False, bad_rows="skip", limit=2)
+    assert questions(load(config, ByteTokenizer(), seed=0, max_prompt_tokens=100)) == ["a", "b"]
+
+
+def test_every_row_that_was_read_is_kept_or_counted(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, {"prompt": ""}, *({"prompt": "x" * n, "answer": "1"} for n in (1, 2, 30, 40, 3)))
+    counts = read(path, bad_rows="skip", over_limit="filter", limit=10).counts
+    assert counts == {"read": 6, "bad": 1, "duplicate": 0, "over_limit": 2, "excluded": 0, "kept": 3}
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read(tmp_path / "none.jsonl")
+    for name, content, message in (
+        ("a.csv", "x", "expected a file ending"),
+        ("a.parquet", "x", "not a readable Parquet file"),
+        ("a.jsonl", "", "columns present: none"),
+    ):
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises((DataError, ConfigError), match=message):
+            read(path)
+
+
+def test_parquet_written_by_newer_libraries_is_read_through_its_columns_alone(tmp_path: Path) -> None:
+    messages = [[{"role": "user", "content": f"q{i}", "name": None}] for i in range(3)]
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.large_string()), ("name", pa.string())]))
+    table = pa.table(
+        {
+            "prompt": pa.array(messages, kind),
+            "answer": pa.array(["1", "2", "1"]).dictionary_encode(),
+            "source": pa.array(["s", "s", "t"], pa.large_string()),
+            "embedding": pa.array([[0.5, 1.5]] * 3, pa.list_(pa.float32(), 2)),
+        }
+    ).replace_schema_metadata(
+        {"huggingface": '{"info": {"features": {"prompt": {"_type": "List", "feature": {"_type": "FromTheFuture"}}}}}'}
+    )
+    task = read(parquet(tmp_path, table), template="chat")
+    assert [task.prompt(i).gold for i in range(3)] == ["1", "2", "1"]
+    assert task.prompt(2).messages == ({"role": "user", "content": "q2"},)
+    assert task.prompt(2).columns == {"answer": "1", "source": "t", "embedding": [0.5, 1.5]}
+    assert task.prompt(2).ids.tolist() == [257, *b"q2", 260, 258]
+
+
+def test_a_cell_of_twenty_megabytes_is_read(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["a", "b"], "answer": ["1", "2"], "blob": ["x", "y" * 20_000_000]})
+    assert len(read(parquet(tmp_path, table)).prompt(1).columns["blob"]) == 20_000_000
+
+
+def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
+    path = parquet(tmp_path, pa.table({"prompt": ["a", None], "answer": ["1", "2"]}))
+    with pytest.raises(DataError, match=r"data.parquet row 1, column 'prompt': missing"):
+        read(path)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="shared GSM8K data is not here")
+def test_gsm8k_is_read_whole_with_its_golds() -> None:
+    task = read(SHARED / "test.jsonl", prompt_column="question", gold_pattern=r"####\s*(.+)")
+    assert len(task) == 1319
+    assert task.prompt(0).gold == "18"
