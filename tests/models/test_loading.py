@@ -20,6 +20,12 @@ def test_a_directory_without_config_is_refused(tmp_path):
         resolve(str(tmp_path))
 
 
+def test_a_config_that_transformers_does_not_know_is_refused_with_its_directory(tiny):
+    (tiny / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ModelError, match=r"cannot read its config\.json"):
+        load(ModelConfig(path=str(tiny)))
+
+
 def test_every_end_of_sequence_id_is_collected(tiny):
     settings = json.loads((tiny / "config.json").read_text())
     (tiny / "config.json").write_text(json.dumps({**settings, "eos_token_id": [2, 77]}))

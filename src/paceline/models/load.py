@@ -60,8 +60,7 @@ def load(config: ModelConfig, *, parameters: torch.dtype | None = None, device: 
     compute: torch.dtype = getattr(torch, config.dtype)
     master = torch.float64 if compute == torch.float64 else torch.float32
     stored = parameters or (master if train else compute)
-    described = AutoConfig.from_pretrained(directory)
-    model = _build(config, described, directory, compute, stored, device)
+    model = _build(config, _described(directory), directory, compute, stored, device)
     for _, tensor in model.named_parameters():
         tensor.requires_grad_(train)
     tokenizer = load_tokenizer(directory)
@@ -79,6 +78,13 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory}: no usable tokenizer ({error})") from error
     return tokenizer
+
+
+def _described(directory: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory}: transformers cannot read its config.json ({error})") from error
 
 
 def _build(config: ModelConfig, described: Any, directory: Path, compute: torch.dtype, stored: torch.dtype, device: str) -> PackedModel:
