@@ -111,6 +111,43 @@ def test_help_plans_and_errors_come_without_heavy_libraries_and_without_a_traceb
     assert "LOADED []" in done.stderr
 
 
+def plan_rows(*arguments: str) -> dict[str, str]:
+    """The plan's lines by their first words, white space joined."""
+    done = call("plan", QUICKSTART, *arguments)
+    assert done.exit_code == 0, done.output
+    rows = [line.strip().split("  ", 1) for line in done.stdout.splitlines() if line.strip()]
+    return {name: " ".join(rest[0].split()) if rest else "" for name, *rest in rows}
+
+
+def test_a_plan_says_what_counts_what() -> None:
+    rows = plan_rows("run.updates=5", "trainer.warmup_updates=0", "schedule.groups_per_round=16", "task.size=128")
+    assert rows["updates"] == "5 of 8 groups (prompts) x 8 samples"
+    assert rows["rounds"] == "3 of 16 groups under one version"
+    assert rows["publishes"].startswith("4 ")
+    assert rows["prompts per epoch"].startswith("<= 128 ")
+    assert rows["updates per epoch"].startswith("16 ")
+    assert rows["epochs"].startswith("0.312 ")
+    assert rows["prompts"].startswith("40 ")
+    assert rows["samples"].startswith("320 ")
+    assert rows["sampled tokens"].startswith(f"<= {320 * 24:,} ")
+    assert rows["master weights"].startswith("538 ")
+
+
+def test_a_plan_names_frontier_and_replacements_and_needs_no_rounds() -> None:
+    assert "frontier 4" in plan_rows("schedule.preset=pipelined", "schedule.frontier=4")["schedule"]
+    assert "up to 720 more" in plan_rows("schedule.no_signal=refill")["prompts"]
+    assert "rounds" not in plan_rows("schedule.preset=streaming")
+
+
+def test_a_plan_says_what_it_cannot_know(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.parquet"
+    rows.write_bytes(b"PAR1")
+    done = call("plan", "task.kind=file", f"task.path={rows}", "task.gold_column=gold", "model.path=someone/some-model")
+    assert "unknown" in next(line for line in done.stdout.splitlines() if line.startswith("prompts per epoch"))
+    assert "epochs" not in done.stdout
+    assert "memory: unknown" in done.stdout
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["train", QUICKSTART, "--dry-run"], ["train", QUICKSTART, "run.updatez=3"]], ids=["help", "plan", "error"]
 )
@@ -133,6 +170,7 @@ def test_training_prints_one_line_per_update_and_its_end(wire: FakeWire) -> None
         "update 2/2  reward 0.5  loss 0.25",
         "evaluation after update 2  greedy 0.75",
         "done after 2 of 2 updates",
+        "reward 0.250 -> 0.500 (first and last 1 updates)  ▁█",
     ]
     assert done.stderr == "a notice\n"
     config, resume = wire.asked[0]

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.display import BARS, Lines, Panel, display, number, sparkline
+from paceline.cli.display import BARS, History, Lines, Panel, display, number, sparkline
 from paceline.types.progress import Progress
 
 
@@ -69,6 +69,19 @@ def test_the_panel_shows_phase_curve_values_evaluation_and_the_last_notices() ->
     assert "evaluation after update 2  greedy 0.5" in panel
     assert "notice 1" not in panel
     assert "notice 4" in panel
+
+
+def test_the_summary_compares_beginning_and_end() -> None:
+    history = History()
+    assert history.summary() == []
+    for greedy in (0.25, 0.4, 0.5):
+        history.feed(Progress(0, 9, {"eval/greedy": greedy, "eval/pass@4": 0.75}))
+    for update in range(1, 13):
+        history.feed(Progress(update, 12, {"reward": 0.0 if update <= 6 else 1.0}))
+    assert history.summary() == [
+        f"reward 0.000 -> 1.000 (first and last 5 updates)  {BARS[0] * 6}{BARS[-1] * 6}",
+        "evaluation  greedy 0.250 -> 0.500  pass@4 0.750 -> 0.750",
+    ]
 
 
 def test_an_empty_panel_can_be_drawn() -> None:

@@ -29,7 +29,7 @@ def test_the_reference_names_every_key_and_every_rule() -> None:
 def test_limits_and_alternatives_are_shown() -> None:
     reference = render()
     assert "| `frontier` | integer >= 1 \\| `auto` \\| unset | `unset` |" in reference
-    assert "| `betas` | list of two: number >= 0 < 1 | `[0.9, 0.95]` |" in reference
+    assert "| `betas` | list of 2: number >= 0 < 1 | `[0.9, 0.95]` |" in reference
     assert "| `top_p` | number > 0 <= 1 | `1.0` |" in reference
 
 

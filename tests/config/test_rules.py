@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from paceline.config.checks import RULES, ensure, warnings
+from paceline.config.checks import RULES, check, ensure, warnings
 from paceline.config.load import load
-from paceline.config.schema import Config, ScheduleConfig
+from paceline.config.plan import schedule
+from paceline.config.schema import Config, ScheduleConfig, TaskConfig
 from paceline.types.errors import ConfigError
 
 GYM = ("task.name=chain_sum",)
@@ -31,12 +34,15 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("in_order_no_effect", (*MULTI, "schedule.in_order=true")),
     ("refill_takes_another", (*GYM, "schedule.no_signal=refill", "schedule.refill_limit=0")),
     ("serial_starts_late", (*GYM, "schedule.start_when=dispatch")),
+    ("pipelined_starts_early", (*GYM, "schedule.preset=pipelined", "schedule.start_when=all")),
     ("whole_updates_per_round", (*GYM, "schedule.groups_per_round=12")),
     ("whole_updates_per_round", (*GYM, "schedule.groups_per_round=4")),
     ("whole_dispatches_per_update", (*GYM, "schedule.groups_per_dispatch=3")),
     ("whole_dispatches_per_update", (*GYM, "schedule.groups_per_dispatch=16")),
     ("frontier_within_round", (*GYM, "schedule.preset=pipelined", "schedule.frontier=9")),
-    ("buffer_holds_an_update", (*STREAM, "schedule.buffer_groups=7")),
+    ("buffer_starts_training", (*STREAM, "schedule.buffer_groups=7")),
+    ("buffer_starts_training", (*STREAM, "schedule.buffer_groups=15", "schedule.updates_per_publish=2", "schedule.start_when=all")),
+    ("in_flight_in_range", (*MULTI, "schedule.in_flight_groups=15", "schedule.updates_per_publish=2", "schedule.start_when=all")),
     ("in_flight_in_range", (*MULTI, "schedule.in_flight_groups=7")),
     ("in_flight_in_range", (*MULTI, "schedule.in_flight_groups=17")),
     ("in_flight_in_range", (*STREAM, "schedule.staleness=0", "schedule.in_flight_groups=9")),
@@ -121,6 +127,8 @@ ALLOWED: list[tuple[str, ...]] = [
     (*GYM, "schedule.frontier=8", "schedule.preset=pipelined"),
     (*GYM, "schedule.start_when=all"),
     (*STREAM, "schedule.staleness=3", "schedule.buffer_groups=8", "schedule.updates_per_publish=2", "schedule.in_flight_groups=64"),
+    (*STREAM, "schedule.overstale=drop", "schedule.in_flight_groups=1000"),
+    (*STREAM, "schedule.buffer_groups=16", "schedule.updates_per_publish=2", "schedule.start_when=all"),
     (*MULTI, "schedule.version_window=4", "schedule.in_flight_groups=32"),
     (*MULTI, "schedule.in_flight_groups=8"),
     (*GYM, "schedule.no_signal=refill", "schedule.refill_limit=5"),
@@ -162,6 +170,40 @@ def test_what_is_probably_not_meant_gives_a_warning_by_name(name: str, overrides
 @pytest.mark.parametrize("overrides", ALLOWED, ids=str)
 def test_what_has_effect_and_meaning_passes_without_a_warning(overrides: tuple[str, ...]) -> None:
     assert warnings(load(None, overrides)) == []
+
+
+@pytest.mark.parametrize("overrides", ALLOWED, ids=str)
+def test_the_machine_accepts_every_schedule_that_the_rules_accept(overrides: tuple[str, ...]) -> None:
+    presets = pytest.importorskip("paceline.core.presets", reason="the machine's own check is not here")
+    presets.check(schedule(load(None, overrides)))
+
+
+counts = st.none() | st.integers(1, 40)
+schedules = st.builds(
+    ScheduleConfig,
+    preset=st.sampled_from(["serial", "pipelined", "streaming", "multiversion"]),
+    group_size=st.integers(2, 3),
+    groups_per_update=st.integers(1, 8),
+    groups_per_round=counts,
+    groups_per_dispatch=st.none() | st.integers(1, 4),
+    updates_per_publish=st.none() | st.integers(1, 3),
+    start_when=st.none() | st.sampled_from(["dispatch", "all"]),
+    frontier=counts | st.just("auto"),
+    staleness=st.none() | st.integers(0, 2),
+    overstale=st.sampled_from(["pace", "drop"]),
+    buffer_groups=counts,
+    version_window=st.none() | st.integers(1, 3),
+    in_flight_groups=counts,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(schedule_config=schedules)
+def test_the_machine_accepts_any_schedule_that_the_rules_accept(schedule_config: ScheduleConfig) -> None:
+    presets = pytest.importorskip("paceline.core.presets", reason="the machine's own check is not here")
+    config = Config(task=TaskConfig(name="chain_sum"), schedule=schedule_config)
+    if not check(config):
+        presets.check(schedule(config))
 
 
 def test_every_rule_has_a_case_that_breaks_it() -> None:

@@ -32,7 +32,7 @@ def test_wilsons_interval_has_its_published_values() -> None:
     assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson(20, 20) == pytest.approx((0.8389, 1.0), abs=5e-5)
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 0) == clustered([]) == (0.0, 1.0)
 
 
 def test_intervals_refuse_impossible_counts() -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from statistics import fmean
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -61,13 +62,50 @@ def evaluation_line(update: int, metrics: Mapping[str, float]) -> str:
     return "  ".join([f"evaluation after update {update}", *values])
 
 
-def is_evaluation(progress: Progress) -> bool:
-    """Whether the metrics are those of an evaluation rather than of an update."""
-    return bool(progress.metrics) and all(name.startswith("eval/") for name in progress.metrics)
+class History:
+    """What was shown so far: every reward, the first and last evaluation, the last row and notices."""
+
+    def __init__(self) -> None:
+        self.now = Progress(0, 0)
+        self.rewards: list[float] = []
+        self.row: Mapping[str, float] = {}
+        self.evaluations: list[Mapping[str, float]] = []
+        self.notices: deque[str] = deque(maxlen=3)
+        self._last = 0
+
+    def feed(self, progress: Progress) -> str:
+        """Take it in; returns the line of a new update or evaluation, else nothing."""
+        self.now = progress
+        if progress.message:
+            self.notices.append(progress.message)
+        if progress.metrics and all(name.startswith("eval/") for name in progress.metrics):
+            self.evaluations[1:] = [progress.metrics]
+            return evaluation_line(progress.update, progress.metrics)
+        if not progress.metrics or progress.update <= self._last:
+            return ""
+        self._last, self.row = progress.update, progress.metrics
+        if "reward" in progress.metrics:
+            self.rewards.append(progress.metrics["reward"])
+        return update_line(progress)
+
+    def summary(self) -> list[str]:
+        """How reward and evaluation went from the beginning to the end."""
+        lines = []
+        if len(self.rewards) > 1:
+            few = min(5, len(self.rewards) // 2)
+            first, last = fmean(self.rewards[:few]), fmean(self.rewards[-few:])
+            lines.append(f"reward {first:.3f} -> {last:.3f} (first and last {few} updates)  {sparkline(self.rewards)}")
+        if len(self.evaluations) > 1:
+            before, after = self.evaluations
+            values = (f"{name.removeprefix('eval/')} {before[name]:.3f} -> {value:.3f}" for name, value in after.items() if name in before)
+            lines.append("  ".join(["evaluation", *values]))
+        return lines
 
 
 class Display(Protocol):
     """A context in which progress is shown."""
+
+    history: History
 
     def __enter__(self) -> Self: ...
 
@@ -81,8 +119,8 @@ class Lines:
     """One line per update and per evaluation; for files, pipes and logs."""
 
     def __init__(self, out: Console, err: Console) -> None:
-        self.out, self.err = out, err
-        self._last = 0
+        self.history = History()
+        self._out, self._err = out, err
 
     def __enter__(self) -> Self:
         return self
@@ -93,25 +131,18 @@ class Lines:
     def __call__(self, progress: Progress) -> None:
         """Print the line of an update once, of an evaluation, and of a notice."""
         if progress.message:
-            _plain(self.err, progress.message)
-        if is_evaluation(progress):
-            _plain(self.out, evaluation_line(progress.update, progress.metrics))
-        elif progress.metrics and progress.update > self._last:
-            self._last = progress.update
-            _plain(self.out, update_line(progress))
+            plain(self._err, progress.message)
+        if line := self.history.feed(progress):
+            plain(self._out, line)
 
 
 class Panel:
     """Phase, bar, reward curve, the last update's values and the last notices, redrawn in place."""
 
     def __init__(self, out: Console) -> None:
+        self.history = History()
         self._began = time.monotonic()
-        self._rewards: list[float] = []
-        self._notices: deque[str] = deque(maxlen=3)
-        self._now = Progress(0, 0)
-        self._row: Mapping[str, float] = {}
         self._evaluation = ""
-        self._last = 0
         self._live = Live(console=out, get_renderable=self.render, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -123,36 +154,26 @@ class Panel:
 
     def __call__(self, progress: Progress) -> None:
         """Take it in; the panel redraws itself four times a second."""
-        self._now = progress
-        if progress.message:
-            self._notices.append(progress.message)
-        if is_evaluation(progress):
-            self._evaluation = evaluation_line(progress.update, progress.metrics)
-        elif progress.metrics and progress.update > self._last:
-            self._last, self._row = progress.update, progress.metrics
-            if "reward" in progress.metrics:
-                self._rewards.append(progress.metrics["reward"])
+        line = self.history.feed(progress)
+        if line.startswith("evaluation"):
+            self._evaluation = line
 
     def render(self) -> RenderableType:
         """The panel as it stands."""
-        now = self._now
+        seen, now = self.history, self.history.now
         head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(now.total, 1), completed=now.update, width=40)
         elapsed = time.monotonic() - self._began
-        head.add_row(
-            Text(now.phase or "start", style="bold"),
-            ProgressBar(total=max(now.total, 1), completed=now.update, width=40),
-            f"{now.update}/{now.total}",
-            f"{elapsed:.0f} s",
-        )
+        head.add_row(Text(now.phase or "start", style="bold"), bar, f"{now.update}/{now.total}", f"{elapsed:.0f} s")
         parts: list[RenderableType] = [head]
-        if self._rewards:
-            low, high = min(self._rewards), max(self._rewards)
-            parts.append(Text(f"reward {sparkline(self._rewards)} {number(self._rewards[-1])} ({number(low)} to {number(high)})"))
-        if self._row:
-            parts.append(_row(self._row))
+        if seen.rewards:
+            low, high = min(seen.rewards), max(seen.rewards)
+            parts.append(Text(f"reward {sparkline(seen.rewards)} {number(seen.rewards[-1])} ({number(low)} to {number(high)})"))
+        if seen.row:
+            parts.append(_row(seen.row))
         if self._evaluation:
             parts.append(Text(self._evaluation, style="cyan"))
-        parts.extend(Text(notice, style="yellow") for notice in self._notices)
+        parts.extend(Text(notice, style="yellow") for notice in tuple(seen.notices))
         return Group(*parts)
 
 
@@ -163,7 +184,7 @@ def _row(metrics: Mapping[str, float]) -> Table:
     return table
 
 
-def _plain(console: Console, text: str) -> None:
+def plain(console: Console, text: str) -> None:
     """Print one line as it is: no markup, no wrapping."""
     console.print(Text(text), soft_wrap=True)
 

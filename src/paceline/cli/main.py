@@ -72,7 +72,7 @@ def train(
         out, err = Console(), Console(stderr=True)
         with display(out, err) as show:
             outcome = wire().train(config, resume=resume, on_progress=show)
-        raise typer.Exit(tell_outcome(outcome, out, err))
+        raise typer.Exit(tell_outcome(outcome, show.history.summary(), out, err))
 
 
 @app.command()

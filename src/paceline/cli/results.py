@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from paceline.cli.display import plain
 from paceline.types.results import AuditReport, EvalResult, Outcome, Share
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: done; the run failed (or breaks a rule); configuration or data are wrong; someone interrupted it."""
 
 
-def tell_outcome(outcome: Outcome, out: Console, err: Console) -> int:
-    """Say how a run ended, and where its model lies; returns the exit code."""
+def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Console) -> int:
+    """Say how a run ended, how it went, and where its model lies; returns the exit code."""
     word = "interrupted" if outcome.interrupted else "done" if outcome.ok else "failed"
     reason = f": {outcome.reason}" if outcome.reason else ""
-    (out if outcome.ok else err).print(Text(f"{word} after {outcome.update} of {outcome.total} updates{reason}"), soft_wrap=True)
+    plain(out if outcome.ok else err, f"{word} after {outcome.update} of {outcome.total} updates{reason}")
+    for line in summary:
+        plain(out, line)
     if outcome.model:
-        out.print(Text(f"model: {outcome.model}"), soft_wrap=True)
+        plain(out, f"model: {outcome.model}")
     if outcome.resumable and outcome.update < outcome.total:
-        out.print("continue it with --resume")
+        plain(out, "continue it with --resume")
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
 
 
 def tell_evaluation(result: EvalResult, out: Console) -> None:
     """Print accuracies with 95 % intervals, and pass@k."""
     left_out = f" ({result.excluded} left out: they occur in training)" if result.excluded else ""
-    out.print(Text(f"{result.model or 'model'} on {result.problems} problems{left_out}"), soft_wrap=True)
+    plain(out, f"{result.model or 'model'} on {result.problems} problems{left_out}")
     table = Table("measure", "value", "95 % interval", "answers", box=None, header_style="bold", pad_edge=False)
     rows: list[tuple[str, Share | None]] = [
         ("greedy accuracy", result.greedy),
@@ -49,5 +53,5 @@ def tell_audit(report: AuditReport, out: Console) -> int:
     lines = [f"{report.events} events and {report.commands} commands in {report.lineages} lineage(s)", *report.notes]
     lines += report.violations or ("every rule holds",)
     for line in lines:
-        out.print(Text(line), soft_wrap=True)
+        plain(out, line)
     return FAILED if report.violations else DONE

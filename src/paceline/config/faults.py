@@ -29,17 +29,20 @@ class Fault:
 
 def show(value: Any) -> str:
     """A value as one would write it in TOML, shortened to 80 characters; None is `unset`."""
+    text = _toml(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _toml(value: Any) -> str:
     if value is None:
         return "unset"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        text = f"[{', '.join(show(item) for item in value)}]"
-    elif isinstance(value, dict):
-        text = f"{{{', '.join(f'{key} = {show(item)}' for key, item in value.items())}}}"
-    else:
-        text = f'"{value}"' if isinstance(value, str) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(item)}' for key, item in value.items())}}}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def refuse(faults: Sequence[Fault], subject: str) -> ConfigError:

@@ -81,13 +81,18 @@ def _shape(config: dict[str, Any]) -> ModelShape:
 
 def missing_files(config: Config) -> list[Fault]:
     """Data files and reward files that are named and not there."""
-    tasks = {"task": config.task, "eval.task": config.eval.task}
-    named = {f"{key}.path": task.path for key, task in tasks.items() if task is not None and task.kind == "file"}
-    for index, reward in enumerate(config.reward):
-        file = (reward.function or "").rpartition(":")[0]
-        if file.endswith(".py"):
-            named[f"reward.{index}.function"] = file
+    named = _task_files(config) | _reward_files(config)
     return [Fault(((key, show(file)),), "no such file") for key, file in named.items() if not Path(file).is_file()]
+
+
+def _task_files(config: Config) -> dict[str, str]:
+    tasks = {"task.path": config.task, "eval.task.path": config.eval.task}
+    return {key: task.path for key, task in tasks.items() if task is not None and task.kind == "file"}
+
+
+def _reward_files(config: Config) -> dict[str, str]:
+    files = [(reward.function or "").rpartition(":")[0] for reward in config.reward]
+    return {f"reward.{index}.function": file for index, file in enumerate(files) if file.endswith(".py")}
 
 
 def task_rows(task: TaskConfig, key: str = "task") -> int | None:

@@ -58,14 +58,17 @@ def is_leaf(key: str) -> bool:
 
 def nearest(key: str, most: int = 3) -> list[str]:
     """Known keys that an unknown one may mean: alike in its own section first, then of like name anywhere, then alike in full."""
-    head, _, tail = _INDEX.sub("N", key).rpartition(".")
-    keys = list(known())
-    beside = [k for k in keys if k.rpartition(".")[0] == head]
-    by_name = difflib.get_close_matches(tail, [k.rpartition(".")[2] for k in beside], most, 0.6)
-    found = [k for name in by_name for k in beside if k.rpartition(".")[2] == name]
-    found += [k for k in keys if k.rpartition(".")[2] == tail]
-    found += difflib.get_close_matches(_INDEX.sub("N", key), keys, most, 0.75)
+    key = _INDEX.sub("N", key)
+    head, _, tail = key.rpartition(".")
+    beside = [k for k in known() if k.rpartition(".")[0] == head]
+    found = [f"{head}.{name}".lstrip(".") for name in difflib.get_close_matches(tail, map(_last, beside), most, 0.6)]
+    found += [k for k in known() if _last(k) == tail]
+    found += difflib.get_close_matches(key, known(), most, 0.75)
     return list(dict.fromkeys(k.replace(".N", ".0") for k in found))[:most]
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def value_at(config: BaseModel | tuple[Any, ...] | dict[str, Any], key: str) -> Any:

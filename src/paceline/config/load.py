@@ -29,18 +29,17 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     Raises one ConfigError that lists every fault.
     """
     data = {} if path is None else _read(path)
-    faults: list[Fault] = []
-    touched: set[str] = set()
-    for text in overrides:
-        key, rule = _apply(data, text)
-        touched.add(key)
-        if rule:
-            faults.append(Fault(((key, ""),), rule, COMMAND_LINE))
+    subject = str(path) if path else "the configuration"
+    touched, faults = _override(data, overrides)
     config = _validate(data)
-    found = config if isinstance(config, list) else [] if faults else check(config)
-    if isinstance(config, Config) and not faults and not found:
-        return config
-    raise refuse([*faults, *(_located(fault, touched, path) for fault in found)], str(path) if path else "the configuration")
+    if isinstance(config, Config):
+        # Combinations are judged only where every key is valid by itself.
+        found = [] if faults else check(config)
+        if not faults and not found:
+            return config
+    else:
+        found = config
+    raise refuse([*faults, *(_located(fault, touched, path) for fault in found)], subject)
 
 
 def dump(config: Config) -> str:
@@ -59,6 +58,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> tuple[set[str], list[Fault]]:
+    """Put all overrides into the raw tree. Returns the keys they name, and the faults of those that cannot be applied."""
+    applied = [_apply(data, text) for text in overrides]
+    return {key for key, _ in applied}, [Fault(((key, ""),), rule, COMMAND_LINE) for key, rule in applied if rule]
 
 
 def _apply(data: dict[str, Any], text: str) -> tuple[str, str]:

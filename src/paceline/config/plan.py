@@ -10,13 +10,8 @@ from typing import Literal
 
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
-from paceline.config.schema import Config
+from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
 from paceline.core.schedule import Schedule
-
-DEFAULT_STALENESS = 1
-"""S of streaming when none is given: the least that lets generation and training overlap."""
-DEFAULT_WINDOW = 2
-"""W of multiversion when none is given: the least that lets versions overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +48,28 @@ class Plan:
 def schedule(config: Config) -> Schedule:
     """The machine's schedule. Defaults: R = D = U; serial waits for all groups, the others start at a dispatch; S = 1; W = 2."""
     s = config.schedule
-    rounds = s.preset in ("serial", "pipelined")
-    group_count = (s.groups_per_round or s.groups_per_update) if rounds else s.groups_per_update * (s.updates_per_publish or 1)
-    start: Literal["dispatch", "all"] = s.start_when or ("all" if s.preset == "serial" else "dispatch")
-    staleness = 0 if s.preset != "streaming" else DEFAULT_STALENESS if s.staleness is None else s.staleness
-    window = (s.version_window or DEFAULT_WINDOW) if s.preset == "multiversion" else 1
-    buffer = (s.buffer_groups or (staleness + 1) * group_count) if s.preset == "streaming" else 0
+    period = _period(s)
     return Schedule(
         preset=s.preset,
         group_size=s.group_size,
-        groups_per_round=group_count,
+        groups_per_round=period,
         groups_per_update=s.groups_per_update,
         groups_per_dispatch=s.groups_per_dispatch or s.groups_per_update,
-        updates_per_publish=-(-group_count // s.groups_per_update),
-        start_when=start,
+        updates_per_publish=-(-period // s.groups_per_update),
+        start_when=_start(s),
         total_updates=config.run.updates,
         frontier=s.frontier,
         refill=s.refill,
-        staleness=staleness,
+        staleness=_staleness(s),
         overstale=s.overstale,
         at_publish=s.at_publish,
-        buffer_groups=buffer,
+        buffer_groups=_buffer(s),
         granularity=s.granularity,
-        version_window=window,
+        version_window=_window(s),
         in_flight_groups=s.in_flight_groups or 0,
         no_signal=s.no_signal,
         refill_limit=s.refill_limit,
+        empty_limit=s.empty_limit,
         attempts=s.attempts,
         on_failure=s.on_failure,
         in_order=s.in_order,
@@ -86,6 +77,31 @@ def schedule(config: Config) -> Schedule:
         checkpoint_every=config.run.checkpoint_every,
         deadlines=_deadlines(config),
     )
+
+
+def _period(s: ScheduleConfig) -> int:
+    """R; where there are no rounds, the groups of a publish period."""
+    if s.preset in ("serial", "pipelined"):
+        return s.groups_per_round or s.groups_per_update
+    return s.groups_per_update * (s.updates_per_publish or 1)
+
+
+def _start(s: ScheduleConfig) -> Literal["dispatch", "all"]:
+    return s.start_when or ("all" if s.preset == "serial" else "dispatch")
+
+
+def _staleness(s: ScheduleConfig) -> int:
+    if s.preset != "streaming":
+        return 0
+    return DEFAULT_STALENESS if s.staleness is None else s.staleness
+
+
+def _window(s: ScheduleConfig) -> int:
+    return (s.version_window or DEFAULT_WINDOW) if s.preset == "multiversion" else 1
+
+
+def _buffer(s: ScheduleConfig) -> int:
+    return (s.buffer_groups or (_staleness(s) + 1) * _period(s)) if s.preset == "streaming" else 0
 
 
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:

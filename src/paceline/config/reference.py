@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from paceline.config.checks import RULES
@@ -62,30 +61,40 @@ def _values(field: FieldInfo) -> str:
     return " \\| ".join([" ".join([first, *filter(None, map(_limit, field.metadata))]), *others])
 
 
+_WORDS: dict[Any, str] = {str: "text", int: "integer", float: "number", bool: "true \\| false", type(None): "unset", dict: "table"}
+
+
 def _kinds(annotation: Any) -> list[str]:
     """An annotation in words of TOML, one per alternative."""
-    plain = {str: "text", int: "integer", float: "number", bool: "true \\| false", type(None): "unset"}
-    origin, inner = get_origin(annotation), [part for part in get_args(annotation) if part is not Ellipsis]
-    if annotation in plain:
-        return [plain[annotation]]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    word = _WORDS.get(annotation) or _WORDS.get(origin)
+    if word or section_of(annotation) is annotation:
+        return [word or "table"]
     if origin is Literal:
         return [f"`{value}`" for value in inner]
-    if origin is dict or section_of(annotation) is not None:
-        return ["table"]
-    if origin is tuple:
-        return [f"list of {'two: ' if len(inner) == 2 else ''}{_kinds(inner[0])[0]}"]
+    return _compound(annotation, inner)
+
+
+def _compound(annotation: Any, inner: Sequence[Any]) -> list[str]:
+    """Lists, values with limits of their own, and alternatives."""
+    if get_origin(annotation) is tuple:
+        count = "" if inner[-1] is Ellipsis else f"{len(inner)}: "
+        return [f"list of {count}{_kinds(inner[0])[0]}"]
     if hasattr(annotation, "__metadata__"):
-        limits = [_limit(item) for part in annotation.__metadata__ for item in getattr(part, "metadata", [part])]
-        return [" ".join(filter(None, [_kinds(inner[0])[0], *limits]))]
+        return [f"{_kinds(inner[0])[0]} {_limits(annotation.__metadata__)}".strip()]
     return [kind for part in inner for kind in _kinds(part)]
 
 
+def _limits(metadata: Sequence[Any]) -> str:
+    """All constraints of an Annotated item."""
+    return " ".join(filter(None, (_limit(item) for part in metadata for item in getattr(part, "metadata", [part]))))
+
+
 def _limit(item: Any) -> str:
-    signs = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
-    for kind, (sign, name) in signs.items():
-        if isinstance(item, kind):
-            return f"{sign} {getattr(item, name)}"
-    return "not empty" if isinstance(item, MinLen) else ""
+    """A constraint of a field as a sign and a number."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = [f"{sign} {getattr(item, name)}" for name, sign in signs.items() if getattr(item, name, None) is not None]
+    return " ".join(["not empty"] if hasattr(item, "min_length") else found)
 
 
 def _cell(text: str) -> str:

@@ -34,9 +34,9 @@ def changed(section: Section, key: str) -> bool:
 def only(keys: str, where: Callable[[S], bool], why: str, name: str = "") -> list[Rule[S]]:
     """One rule `KEY_no_effect` for each of `keys` (separated by blanks): away from its default it needs `where`."""
 
-    def one(key: str) -> Rule[S]:
+    def _one(key: str) -> Rule[S]:
         return Rule(
             name or f"{key.replace('.', '_')}_no_effect", (key,), f"has no effect: {why}", lambda s: changed(s, key) and not where(s)
         )
 
-    return [one(key) for key in keys.split()]
+    return [_one(key) for key in keys.split()]

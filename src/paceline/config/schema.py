@@ -17,9 +17,13 @@ def _plain(value: Any, where: str = "") -> Any:
         return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
-    if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+    if _is_scalar(value):
         return value
     raise ValueError(f"may hold texts, booleans, finite numbers, lists and tables; {where.lstrip('.')} is {value!r}")
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 Table = Annotated[dict[str, Any], AfterValidator(_plain)]
@@ -29,6 +33,11 @@ Table = Annotated[dict[str, Any], AfterValidator(_plain)]
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+DEFAULT_STALENESS = 1
+"""S of streaming when none is given: the least that lets generation and training overlap."""
+DEFAULT_WINDOW = 2
+"""W of multiversion when none is given: the least that lets versions overlap."""
 
 
 class Section(BaseModel):
@@ -176,6 +185,8 @@ class ScheduleConfig(Section):
     """A group of equal raw outcomes: `keep` counts it with zero advantage, `drop` leaves it out, `refill` takes another prompt."""
     refill_limit: int = Field(default=3, ge=0)
     """no_signal = refill: replacements per place, at most."""
+    empty_limit: int = Field(default=10, ge=0)
+    """This many rounds (or publish periods) in a row without a group to train end the run, after a checkpoint; 0 = never."""
     attempts: int = Field(default=3, ge=1)
     """Attempts per trajectory before on_failure decides."""
     on_failure: Literal["drop_sample", "drop_group", "stop"] = "stop"

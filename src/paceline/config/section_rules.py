@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
 from paceline.config.rules import Rule, only
-from paceline.config.schema import AlgorithmConfig, EvalConfig, RewardConfig, RolloutConfig, ScheduleConfig, TaskConfig
+from paceline.config.schema import (
+    DEFAULT_STALENESS,
+    DEFAULT_WINDOW,
+    AlgorithmConfig,
+    EvalConfig,
+    RewardConfig,
+    RolloutConfig,
+    ScheduleConfig,
+    TaskConfig,
+)
 
 ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "numeric": {"marker": (), "which": ("last", "first"), "percent": ("loose", "strict")},
@@ -28,10 +38,17 @@ def _round(s: ScheduleConfig) -> int:
     return s.groups_per_round or s.groups_per_update
 
 
-def _admitted(s: ScheduleConfig) -> int:
-    """Groups that the bound lets in: (b + 1) x U x updates_per_publish; the fallbacks are the defaults of `config.plan`."""
-    versions = 1 + (1 if s.staleness is None else s.staleness) if s.preset == "streaming" else s.version_window or 2
-    return versions * s.groups_per_update * (s.updates_per_publish or 1)
+def _least(s: ScheduleConfig) -> int:
+    """Groups that training starts with, where generation never pauses."""
+    return s.groups_per_update * (s.updates_per_publish or 1 if s.start_when == "all" else 1)
+
+
+def _admitted(s: ScheduleConfig) -> float:
+    """Groups that the bound lets in: (b + 1) x U x updates_per_publish; without pacing there is no limit."""
+    versions = (
+        1 + (DEFAULT_STALENESS if s.staleness is None else s.staleness) if s.preset == "streaming" else s.version_window or DEFAULT_WINDOW
+    )
+    return versions * s.groups_per_update * (s.updates_per_publish or 1) if s.overstale == "pace" else math.inf
 
 
 _ROUNDS = ("serial", "pipelined")
@@ -60,6 +77,12 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
         lambda s: s.preset == "serial" and s.start_when == "dispatch",
     ),
     Rule(
+        "pipelined_starts_early",
+        ("preset", "start_when"),
+        "pipelined trains from the first dispatch on; waiting for the whole round is the preset serial",
+        lambda s: s.preset == "pipelined" and s.start_when == "all",
+    ),
+    Rule(
         "whole_updates_per_round",
         ("groups_per_round", "groups_per_update"),
         "R must be a multiple of U, else the last update of every round is short",
@@ -78,16 +101,17 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
         lambda s: isinstance(s.frontier, int) and s.preset == "pipelined" and s.frontier > _round(s),
     ),
     Rule(
-        "buffer_holds_an_update",
-        ("buffer_groups", "groups_per_update"),
-        "the buffer must hold at least the U groups of one update, else training never starts",
-        lambda s: s.preset == "streaming" and s.buffer_groups is not None and s.buffer_groups < s.groups_per_update,
+        "buffer_starts_training",
+        ("buffer_groups", "groups_per_update", "updates_per_publish", "start_when"),
+        "the buffer must hold what training starts with, U groups (start_when = all: U x updates_per_publish)",
+        lambda s: s.preset == "streaming" and s.buffer_groups is not None and s.buffer_groups < _least(s),
     ),
     Rule(
         "in_flight_in_range",
-        ("in_flight_groups", "groups_per_update", "updates_per_publish", "version_window", "staleness"),
-        "I must lie between U and what the bound admits, (bound + 1) x U x updates_per_publish (bound: W - 1 or S)",
-        lambda s: s.preset in _FLOWING and s.in_flight_groups is not None and not s.groups_per_update <= s.in_flight_groups <= _admitted(s),
+        ("in_flight_groups", "groups_per_update", "updates_per_publish", "version_window", "staleness", "start_when", "overstale"),
+        "I must be at least what training starts with, U groups (start_when = all: U x updates_per_publish), and with pacing at most "
+        "what the bound admits, (bound + 1) x U x updates_per_publish (bound: W - 1 or S)",
+        lambda s: s.preset in _FLOWING and s.in_flight_groups is not None and not _least(s) <= s.in_flight_groups <= _admitted(s),
     ),
     Rule(
         "group_of_one",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from math import fsum
 
 from paceline.core.intervals import clustered, wilson
 from paceline.core.passk import pass_at_k
@@ -14,30 +15,42 @@ def summarize(answers: Sequence[Answers], *, excluded: int = 0, model: str = "")
     one (`core.intervals.clustered`). Accuracy given a parsable answer leaves out what could not be read, and is None where no reward
     says so. pass@k for k = 1, 2, 4, ... up to the fewest samples of any problem.
     """
-    greedy = [[a.greedy] if a.greedy else [] for a in answers]
+    greedy = [tuple(filter(None, [a.greedy])) for a in answers]
     sampled = [a.samples for a in answers]
-    both = [[*g, *s] for g, s in zip(greedy, sampled, strict=True)]
-    fewest = min((len(s) for s in sampled), default=0)
-    ks = [k for k in (2**power for power in range(fewest.bit_length())) if k <= fewest]
-    pass_at = {k: sum(pass_at_k(len(s), sum(v.correct for v in s), k) for s in sampled) / len(sampled) for k in ks}
+    both = [(*one, *more) for one, more in zip(greedy, sampled, strict=True)]
     return EvalResult(
         problems=len(answers),
-        greedy=_share([v.correct for v in vs] for vs in greedy),
-        sampled=_share([v.correct for v in vs] for vs in sampled),
-        greedy_if_parsed=_share(_readable(vs) for vs in greedy),
-        sampled_if_parsed=_share(_readable(vs) for vs in sampled),
-        parsed=_share([v.parsed for v in vs if v.parsed is not None] for vs in both),
-        pass_at=pass_at,
+        greedy=_accuracy(greedy),
+        sampled=_accuracy(sampled),
+        greedy_if_parsed=_accuracy(_readable(greedy)),
+        sampled_if_parsed=_accuracy(_readable(sampled)),
+        parsed=_share([[v.parsed for v in verdicts if v.parsed is not None] for verdicts in both]),
+        pass_at=_pass_at(sampled),
         excluded=excluded,
         model=model,
     )
 
 
-def _readable(verdicts: Iterable[Verdict]) -> list[bool]:
-    return [v.correct for v in verdicts if v.parsed]
+def _pass_at(sampled: Sequence[Sequence[Verdict]]) -> dict[int, float]:
+    counts = [(len(verdicts), sum(v.correct for v in verdicts)) for verdicts in sampled]
+    fewest = min((n for n, _ in counts), default=0)
+    return {k: fsum(pass_at_k(n, c, k) for n, c in counts) / len(counts) for k in _powers(fewest)}
 
 
-def _share(problems: Iterable[Sequence[bool]]) -> Share | None:
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [2**power for power in range(most.bit_length())]
+
+
+def _readable(problems: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
+    return [[v for v in verdicts if v.parsed] for verdicts in problems]
+
+
+def _accuracy(problems: Sequence[Sequence[Verdict]]) -> Share | None:
+    return _share([[v.correct for v in verdicts] for verdicts in problems])
+
+
+def _share(problems: Sequence[Sequence[bool]]) -> Share | None:
     """Share of True over all answers; with more than one per problem the interval respects that they belong together."""
     asked = [answers for answers in problems if answers]
     count, right = sum(map(len, asked)), sum(map(sum, asked))

@@ -31,13 +31,19 @@ def clustered(counts: Sequence[tuple[int, int]], z: float = Z95) -> tuple[float,
     cluster sampling), and Wilson's interval is drawn at the number of independent trials that would have that variance (Kish's
     effective size), kept between the number of problems and the number of trials. Raises ValueError for impossible counts.
     """
-    if any(not 0 <= successes <= trials or trials < 1 for successes, trials in counts):
-        raise ValueError(f"every problem needs 0 <= successes <= trials and trials >= 1, not {counts}")
-    problems, trials = len(counts), sum(n for _, n in counts)
-    if problems == 0:
+    bad = [pair for pair in counts if not 0 <= pair[0] <= pair[1] or pair[1] < 1]
+    if bad:
+        raise ValueError(f"every problem needs 0 <= successes <= trials and trials >= 1, not {bad[0]}")
+    if not counts:
         return 0.0, 1.0
+    trials = sum(n for _, n in counts)
     share = sum(c for c, _ in counts) / trials
-    between = fsum((c - n * share) ** 2 for c, n in counts) * problems / (max(problems - 1, 1) * trials * trials)
-    effective = share * (1 - share) / between if between > 0 else 0.0
-    effective = min(max(effective, float(problems)), float(trials))
+    effective = _effective(counts, trials, share)
     return wilson(share * effective, effective, z)
+
+
+def _effective(counts: Sequence[tuple[int, int]], trials: int, share: float) -> float:
+    """Independent trials that would have the variance of the share seen between problems (divisor n - 1)."""
+    problems = len(counts)
+    between = fsum((c - n * share) ** 2 for c, n in counts) * problems / (max(problems - 1, 1) * trials * trials)
+    return min(max(share * (1 - share) / between, problems), trials) if between > 0 else problems
