@@ -270,7 +270,6 @@ class Machine:
             self._progress()
 
     def _lose(self, instance: Instance) -> None:
-        self._placement.forget(instance)
         self._loading.forget(instance)
         self._serving.displaced(instance)
         self._m.fleet.lost(instance)

@@ -22,8 +22,8 @@ class Placement:
         self._intake = intake
         self._loading = loading
         self._serving = serving
-        self._moves: dict[int, list[tuple[Sample, int, int]]] = {}
-        """Open migrations: samples with the admission and the attempt that moves."""
+        self._moves: dict[int, tuple[Instance, list[tuple[Sample, int, int]]]] = {}
+        """Open migrations: the target, where each has a slot reserved, and the samples with the admission and attempt that move."""
         self._goal = shared.versions.newest
         """Version that the whole fleet is meant to serve, unless several live side by side."""
 
@@ -143,7 +143,7 @@ class Placement:
         found_room = True
         for sample in source.jobs:
             # Those on their way out stand at the end.
-            if not most or sample.moving is not None or sample.group.state == "gone":
+            if not most or sample.moving or sample.group.state == "gone":
                 break
             if sample.version != lane:
                 continue
@@ -153,7 +153,7 @@ class Placement:
                 break
             most -= 1
             fleet.occupy(target, lane)
-            sample.moving = target
+            sample.moving = True
             moves.setdefault(target, []).append(sample)
         for target, samples in moves.items():
             self._command(source, target, samples, lane)
@@ -164,55 +164,48 @@ class Placement:
         command = m.out.next_id()
         for sample in samples:
             source.last(sample)
-        self._moves[command] = [(sample, sample.command, sample.attempt) for sample in samples]
+        self._moves[command] = (target, [(sample, sample.command, sample.attempt) for sample in samples])
         keys = tuple((s.group.id, s.index) for s in samples)
         m.out.ask(Migrate(command, keys, source.name, target.name, lane))
 
     def migrated(self, event: Migrated) -> list[Instance]:
-        """A migration ended. The instances whose slots changed hands."""
+        """A migration ended: every reserved slot is used or freed. The instances whose slots changed hands."""
+        fleet = self._m.fleet
         migration = self._m.out.close(Migrate, event.command)
         if migration is None:
             return []
-        target = self._m.fleet.instances.get(migration.target)
         moved = set(event.moved)
         assert moved <= set(migration.trajectories), f"{event!r} cannot answer {migration!r}"
-        touched: dict[Instance, None] = {}
-        for sample, admission, attempt in self._moves.pop(event.command):
+        target, samples = self._moves.pop(event.command)
+        up = fleet.instances.get(target.name) is target
+        touched = {target: None}
+        for sample, admission, attempt in samples:
             came = (sample.group.id, sample.index) in moved
-            if sample.command != admission:
-                if came and target is not None and (sample.attempt != attempt or sample.group.state == "gone"):
-                    self._serving.abort_ghost(sample, attempt, target.name)
+            if sample.command == admission:
+                assert sample.instance is not None
+                touched[sample.instance] = None
+                sample.moving = False
+                if came:
+                    self._arrive(sample, target if up else None)
+                    continue
+            elif came and up and (sample.attempt != attempt or sample.group.state == "gone"):
+                self._serving.abort_ghost(sample, attempt, target, migration.version)
                 continue
-            assert sample.instance is not None
-            touched[sample.instance] = None
-            if sample.moving is not None:
-                touched[sample.moving] = None
-            self._arrive(sample, came, target)
-        return [i for i in touched if i.name in self._m.fleet.instances]
+            if up:
+                fleet.vacate(target, migration.version)
+        return [i for i in touched if fleet.instances.get(i.name) is i]
 
-    def _arrive(self, sample: Sample, came: bool, target: Instance | None) -> None:
-        fleet = self._m.fleet
-        source, reserved = sample.instance, sample.moving
+    def _arrive(self, sample: Sample, target: Instance | None) -> None:
+        """A trajectory runs on the instance it moved to, or is lost with it."""
+        source = sample.instance
         assert source is not None
-        sample.moving = None
-        if not came:
-            if reserved is not None:
-                fleet.vacate(reserved, sample.version)
-        elif reserved is None or reserved is not target:
-            # It went to an instance that was lost meanwhile.
+        if target is None:
             self._serving.displace(sample)
-        else:
-            del source.jobs[sample]
-            fleet.vacate(source, sample.version)
-            sample.instance = reserved
-            reserved.jobs[sample] = None
-
-    def forget(self, instance: Instance) -> None:
-        """An instance is gone: no slot there is reserved any more."""
-        for samples in self._moves.values():
-            for sample, _, _ in samples:
-                if sample.moving is instance:
-                    sample.moving = None
+            return
+        del source.jobs[sample]
+        self._m.fleet.vacate(source, sample.version)
+        sample.instance = target
+        target.jobs[sample] = None
 
 
 def _side_by_side(live: list[int], held: int) -> tuple[int, ...]:
