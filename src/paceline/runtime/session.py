@@ -157,6 +157,7 @@ class Session:
         prompts = [self._task.prompt(position) for position in range(len(self._task))]
         for first in range(0, len(prompts), CHECKED_AT_ONCE):
             await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
+        self._watch.cut()  # the first row begins here
         for info in infos:
             self.driver.post(InstanceUp(info))
         self.driver.background(self._report())
