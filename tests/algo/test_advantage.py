@@ -33,7 +33,9 @@ def test_the_deviation_of_the_batch_is_taken_over_all_rewards_and_the_mean_over_
 
 
 @pytest.mark.parametrize("kind", ["group_std", "group_mean", "batch_std"])
-@pytest.mark.parametrize("equal", [[1.0] * 4, [0.1] * 3, [0.7] * 7, [0.1 + 0.2, 0.3], [-5.0 + 5.0, 5.0 - 5.0], [1e9 / 3] * 6])
+@pytest.mark.parametrize(
+    "equal", [[1.0] * 4, [0.1] * 3, [0.7] * 7, [0.1 + 0.2, 0.3], [0.1 + 0.2 - 0.3, 0.0], [-5.0 + 5.0, 5.0 - 5.0], [1e9 / 3] * 6]
+)
 @pytest.mark.parametrize("eps", [0.0, 1e-4])
 def test_a_group_with_equal_rewards_gets_exactly_zero_advantage(kind: str, equal: list[float], eps: float) -> None:
     zero, other = advantages([equal, [0.0, 1.0, 0.0, 1.0]], kind=kind, eps=eps)

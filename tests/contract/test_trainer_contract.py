@@ -1,5 +1,7 @@
 """What every trainer promises: the fake and the real one."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,12 +157,20 @@ def test_a_restored_trainer_continues_exactly_where_it_was_saved(make: Make, tmp
     assert location[0].read_bytes() == location[1].read_bytes()
 
 
-def test_saving_between_accumulate_and_step_is_refused(make: Make, tmp_path: Path) -> None:
-    trainer = make()
-    trainer.accumulate([group(7)])
-    with pytest.raises(TrainerError, match=r"middle of an update: groups \[7\]"):
-        trainer.save(str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
+def test_a_checkpoint_in_the_middle_of_an_update_leaves_it_out_and_does_not_disturb_it(make: Make, tmp_path: Path) -> None:
+    interrupted, resumed, plain = make(), make(), make()
+    (tmp_path / "checkpoint").mkdir()
+    interrupted.accumulate([group(0)])
+    interrupted.save(str(tmp_path / "checkpoint"))
+    interrupted.accumulate([group(1)])
+    resumed.restore(str(tmp_path / "checkpoint"))
+    for trainer in (resumed, plain):
+        trainer.accumulate([group(0)])
+        trainer.accumulate([group(1)])
+    reports = [trainer.step() for trainer in (interrupted, resumed, plain)]
+    assert [report.groups for report in reports] == [(0, 1)] * 3
+    refs = [trainer.publish(1, str(tmp_path / "weights")) for trainer in (interrupted, resumed, plain)]
+    assert refs[0] == refs[1] == refs[2]
 
 
 def test_a_checkpoint_that_is_missing_or_damaged_is_refused_with_its_file(make: Make, tmp_path: Path) -> None:
@@ -193,3 +203,8 @@ def test_empty_completions_are_fine(make: Make) -> None:
     trainer.accumulate([none])
     assert (report := trainer.step()).applied
     assert np.isfinite([value for value in report.metrics.values()]).all()
+
+
+def test_the_fake_needs_no_torch() -> None:
+    code = "import sys, paceline.ports.fakes.training; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

@@ -94,6 +94,15 @@ def test_restored_moments_continue_bit_for_bit(dtype: torch.dtype) -> None:
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
+def test_a_step_counts_a_new_version_of_every_weight_so_that_derived_copies_know_they_are_stale() -> None:
+    weights = parameters()
+    optimizer = Optimizer(weights, TrainerConfig())
+    before = {name: weight._version for name, weight in weights.items()}
+    set_gradients(weights, 0)
+    optimizer.step(0.01, 1.0, 1.0)
+    assert all(weight._version > before[name] for name, weight in weights.items())
+
+
 def test_moments_of_other_weights_are_refused() -> None:
     weights = parameters()
     optimizer = Optimizer(weights, TrainerConfig())

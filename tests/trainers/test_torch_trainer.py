@@ -104,7 +104,7 @@ def test_weights_after_an_update_do_not_depend_on_dispatches_micro_batches_or_or
         results.append((bench.weights(), report))
     for weights, report in results[1:]:
         torch.testing.assert_close(weights, results[0][0], atol=1e-9, rtol=0)
-        for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", "reward", "approx_kl", "ratio/max"):
+        for name in ("loss", "grad_norm", "entropy", "clip_ratio/region_mean", "approx_kl", "ratio/max"):
             assert report.metrics[name] == pytest.approx(results[0][1].metrics[name], rel=1e-9, abs=1e-12), name
 
 
@@ -132,7 +132,7 @@ def test_a_group_without_signal_has_no_gradient_even_when_shaping_varies_its_rew
     assert (bench.gradient() == 0).all()
     bench.trainer.accumulate([group(1)])
     report = bench.trainer.step()
-    assert report.metrics["frac_reward_zero_std"] == 0.5
+    assert report.metrics["frac_zero_advantage"] == 0.5
     assert report.tokens == 10 + 5, "its tokens count in the denominator"
 
 
@@ -168,16 +168,27 @@ def test_a_reference_given_is_measured_against_without_a_weight_and_none_is_kept
     assert "kl" not in none.trainer.step().metrics
 
 
-def test_truncated_samples_leave_loss_and_denominator_but_not_the_length_metrics(tiny: Path) -> None:
+def test_truncated_samples_leave_loss_and_denominator(tiny: Path) -> None:
     masked = Bench(tiny, dtype="float64", algorithm={"mask_truncated": True})
     masked.trainer.accumulate([group(0, (1.0, 0.0, 0.5), truncated=[False, False, True])])
     report = masked.trainer.step()
     assert (report.sequences, report.tokens) == (2, 5)
-    assert report.metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
-    assert report.metrics["completions/max_length"] == 4
     everything = Bench(tiny)
     everything.trainer.accumulate([group(0, (1.0, 0.0, 0.5), truncated=[False, False, True])])
     assert everything.trainer.step().tokens == 9
+
+
+def test_masking_takes_out_exactly_the_part_of_the_sample_and_keeps_the_advantages_of_the_others(tiny: Path) -> None:
+    def gradient(masked: bool, truncated: list[bool]) -> torch.Tensor:
+        bench = Bench(tiny, dtype="float64", algorithm={"mask_truncated": masked, "clip_low": 1.0, "clip_high": 1e9})
+        bench.trainer.accumulate([group(0, (1.0, 0.0, 0.3), truncated=truncated)])
+        return bench.gradient()
+
+    pieces = [gradient(True, [i != kept for i in range(3)]) for kept in range(3)]
+    whole = gradient(False, [True] * 3)
+    torch.testing.assert_close(pieces[0] + pieces[1] + pieces[2], whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gradient(True, [False, False, True]), pieces[0] + pieces[1], atol=1e-12, rtol=0)
+    assert all(piece.abs().max() > 0 for piece in pieces[:2])
 
 
 def test_an_update_without_a_single_loss_token_moves_nothing(tiny: Path) -> None:
@@ -303,15 +314,24 @@ def test_a_restored_trainer_still_pulls_towards_the_starting_weights(tiny: Path,
     assert first.trainer.step().metrics["kl"] == second.trainer.step().metrics["kl"] > 0
 
 
-def test_reward_parts_are_shown_beside_the_total_so_that_cancelling_parts_are_plain_to_see(tiny: Path) -> None:
+def test_parts_that_cancel_leave_no_gradient_although_outcomes_differ(tiny: Path) -> None:
     bench = Bench(tiny)
-    plain = group(0, (0.0, 0.0))
-    parts = {"first": (5.0, -5.0), "second": (-5.0, 5.0), "absent": (None, 1.0)}
-    bench.trainer.accumulate([ScoredGroup(plain.group, plain.prompt, plain.trajectories, plain.rewards, plain.outcomes, parts)])
-    metrics = bench.trainer.step().metrics
-    assert (metrics["reward"], metrics["reward_std"], metrics["loss"]) == (0.0, 0.0, 0.0)
-    assert metrics["rewards/first/std"] == pytest.approx(50**0.5)
-    assert metrics["rewards/absent/mean"] == 1.0
+    bench.trainer.accumulate([group(0, (0.0, 0.0), outcomes=[1.0, 0.0])])
+    assert (bench.gradient() == 0).all()
+    assert bench.trainer.step().metrics["loss"] == 0.0
+
+
+def test_the_overlong_penalty_moves_the_advantage_of_long_samples_where_the_outcomes_differ(tiny: Path) -> None:
+    def gradient(buffer: int, rewards: tuple[float, ...], outcomes: list[float]) -> torch.Tensor:
+        algorithm = {"overlong_buffer": buffer, "advantage": "group_mean"}
+        bench = Bench(tiny, dtype="float64", algorithm=algorithm, rollout={"max_tokens": 4})
+        bench.trainer.accumulate([group(0, rewards, outcomes=outcomes)])
+        return bench.gradient()
+
+    # Completions of 3, 2, 4 tokens: with a buffer of 2 below 4 the penalties are 0.5, 0 and 1.
+    outcomes = [1.0, 0.0, 1.0]
+    assert torch.equal(gradient(2, (1.0, 0.0, 1.0), outcomes), gradient(0, (0.5, 0.0, 0.0), outcomes))
+    assert (gradient(2, (0.0, 0.0, 0.0), [0.0] * 3) == 0).all(), "it cannot make a signal of its own"
 
 
 def test_under_a_filter_the_ratio_compares_kept_sets_and_the_gap_full_vocabularies(tiny: Path) -> None:
@@ -362,6 +382,7 @@ def test_groups_that_contradict_themselves_are_refused(tiny: Path) -> None:
         ({"rollout": {"temperature": 0.0}}, "temperature = 0"),
         ({"rollout": {"top_p": 0.9}}, "train_on_filtered"),
         ({"algorithm": {"dual_clip": 0.5}}, "dual_clip must be > 1"),
+        ({"algorithm": {"overlong_buffer": 9}}, "overlong_buffer must be between 0 and max_tokens"),
         ({"algorithm": {"kl_weight": 0.5}}, "no effect with kl none"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -64,15 +64,38 @@ def _score(
     logits: torch.Tensor, ids: torch.Tensor, temperature: float, top_p: float, top_k: int, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     scaled = logits if temperature == 1 else logits / temperature
-    chosen = scaled.gather(-1, ids[:, None])[:, 0]
-    total = scaled.logsumexp(-1)
-    logp = kept = chosen - total
+    keep = None
     if top_p < 1 or top_k > 0:
         # The same rule as the engine's, so that on-policy the sets agree; the given token stays in when an update moved it out.
         keep = _kept(scaled.detach(), top_p, top_k).scatter(-1, ids[:, None], True)
-        kept = chosen - scaled.masked_fill(~keep, -torch.inf).logsumexp(-1)
+    logp, kept = _Normalised.apply(scaled, ids, keep)  # type: ignore[no-untyped-call]
     # The recomputation of the backward pass stops after what it needs, so what has no gradient comes last.
-    return logp, kept, _entropy(scaled.detach(), total.detach()) if entropy else scaled.new_empty(0)
+    return logp, kept, _entropy(scaled.detach()) if entropy else scaled.new_empty(0)
+
+
+class _Normalised(torch.autograd.Function):
+    """z_id - logsumexp(z), over all tokens and over the kept ones; one [n, vocabulary] tensor more in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, scaled: torch.Tensor, ids: torch.Tensor, keep: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """scaled [n, vocabulary], ids [n], keep bool like scaled or None for no filter -> two [n]."""
+        chosen = scaled.gather(-1, ids[:, None])[:, 0]
+        total = scaled.logsumexp(-1)
+        kept_total = total if keep is None else scaled.masked_fill(~keep, -torch.inf).logsumexp(-1)
+        ctx.save_for_backward(scaled, ids, keep, total, kept_total)
+        return chosen - total, chosen - kept_total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Of each log-prob: one-hot minus softmax, over its own set."""
+        scaled, ids, keep, total, kept_total = ctx.saved_tensors
+        full, kept = grads
+        if keep is None:
+            full, kept = full + kept, torch.zeros_like(kept)
+        out = (scaled - total[:, None]).exp_().mul_(-full[:, None])
+        if keep is not None:
+            out -= (scaled - kept_total[:, None]).exp_().mul_(kept[:, None]).mul_(keep)
+        return out.scatter_add_(-1, ids[:, None], (full + kept)[:, None]), None, None
 
 
 def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
@@ -81,7 +104,9 @@ def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
     return keep_mask(weights, torch.full((rows,), top_p, device=device), torch.full((rows,), top_k, device=device))
 
 
-def _entropy(scaled: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """-sum p log p of the rows [n], from scaled logits and their logsumexp."""
-    logp = scaled - total[:, None]
-    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)
+def _entropy(scaled: torch.Tensor) -> torch.Tensor:
+    """-sum p log p of the rows of scaled logits [n, vocabulary] -> [n]."""
+    logp = scaled.log_softmax(-1)
+    p = logp.exp()
+    # 0 x -inf is 0 here; the product of two matrices adds up without a third tensor of this size.
+    return -torch.bmm(p[:, None], logp.clamp_(min=torch.finfo(logp.dtype).min)[:, :, None])[:, 0, 0]

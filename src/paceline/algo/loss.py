@@ -146,7 +146,7 @@ def check_options(
 ) -> None:
     """ValueError with the value and the rule for every option of `policy_loss` that has no meaning."""
     rules = (
-        (clip_low >= 0, f"clip_low must be >= 0, got {clip_low}"),
+        (0 <= clip_low <= 1, f"clip_low must be between 0 and 1 (a ratio is never below 0), got {clip_low}"),
         (clip_high >= 0, f"clip_high must be >= 0, got {clip_high}"),
         (dual_clip is None or dual_clip > 1, f"dual_clip must be > 1 (or None), got {dual_clip}"),
         (aggregation in ("token", "sequence", "constant"), f"aggregation must be token, sequence or constant, got {aggregation!r}"),

@@ -60,6 +60,9 @@ class Optimizer:
             for group in self._adam.param_groups:
                 group["lr"] = rate
             self._adam.step()
+            for parameter in self._parameters.values():
+                # The fused kernel writes without counting versions, by which models know that copies made of a weight are stale.
+                torch.autograd.graph.increment_version(parameter)
         self.clear()
 
     def clear(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algo.advantage import advantages
+from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig
 from paceline.types.errors import TrainerError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup, Trajectory
@@ -38,13 +39,18 @@ class TrainingSequence:
     """Whether it enters loss and denominator: it has tokens and was not masked as truncated."""
 
 
-def training_sequences(groups: Sequence[ScoredGroup], algorithm: AlgorithmConfig, *, filtered: bool) -> list[TrainingSequence]:
+def training_sequences(
+    groups: Sequence[ScoredGroup], algorithm: AlgorithmConfig, *, filtered: bool, max_tokens: int
+) -> list[TrainingSequence]:
     """Sequences in order of group and sample. `filtered`: top-p or top-k were on, so LOGPROB_KEPT must be there.
 
-    A group whose raw outcomes are all equal gets zero advantages, whatever shaping added to its rewards. TrainerError names the
-    trajectory whose arrays do not fit together; ValueError the group whose rewards are not finite.
+    The overlong penalty is added to the rewards here and nowhere else. A group whose raw outcomes are all equal gets zero
+    advantages, whatever shaping made of its rewards. TrainerError names the trajectory whose arrays do not fit together;
+    ValueError the rewards that are not finite.
     """
-    values = advantages([group.rewards for group in groups], kind=algorithm.advantage, std=algorithm.std, eps=algorithm.std_eps)
+    values = advantages(
+        [_shaped(group, algorithm, max_tokens) for group in groups], kind=algorithm.advantage, std=algorithm.std, eps=algorithm.std_eps
+    )
     sequences = []
     for group, scores in zip(groups, values, strict=True):
         signal = has_signal(group.outcomes)
@@ -66,6 +72,14 @@ def training_sequences(groups: Sequence[ScoredGroup], algorithm: AlgorithmConfig
                 )
             )
     return sequences
+
+
+def _shaped(group: ScoredGroup, algorithm: AlgorithmConfig, max_tokens: int) -> list[float]:
+    buffer, penalty = algorithm.overlong_buffer, algorithm.overlong_penalty
+    return [
+        reward + overlong_penalty(len(trajectory.ids), max_tokens=max_tokens, buffer=buffer, penalty=penalty)
+        for reward, trajectory in zip(group.rewards, group.trajectories, strict=True)
+    ]
 
 
 def _check(group: ScoredGroup, trajectory: Trajectory, filtered: bool) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from paceline.algo.shaping import length_metrics
-from paceline.types.records import ScoredGroup
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class Tally:
         self.moved += other.moved
 
     def values(self) -> dict[str, float]:
-        """Everything by name; see docs/design/trainer.md for what each means."""
+        """Everything by name; docs/design/trainer.md says what each means."""
         means = {name: value / self.weights[name] for name, value in self.sums.items() if self.weights[name]}
         return means | self.extremes | self.seconds | self._gaps()
 
@@ -75,27 +72,3 @@ class Tally:
                 "sampling/sampling_logp_difference/max": float(every.max()),
             }
         return metrics
-
-
-def group_metrics(groups: Sequence[ScoredGroup], no_signal: Sequence[bool]) -> dict[str, float]:
-    """Rewards and lengths of an update's groups, under TRL's names. `no_signal`: groups whose advantages are all zero.
-
-    `reward_std` is the mean over groups of the deviation within the group (divisor n - 1); `rewards/NAME/std` spreads over all
-    samples. Lengths are as sampled, whatever the mask leaves out.
-    """
-    rewards = [np.asarray(group.rewards, dtype=np.float64) for group in groups]
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    metrics = {
-        "reward": float(np.concatenate(rewards).mean()),
-        "reward_std": float(np.mean([_deviation(values) for values in rewards])),
-        "frac_reward_zero_std": float(np.mean(no_signal)),
-    }
-    for name in sorted({name for group in groups for name in group.parts}):
-        values = np.array([value for group in groups for value in group.parts.get(name, ()) if value is not None], dtype=np.float64)
-        if values.size:
-            metrics |= {f"rewards/{name}/mean": float(values.mean()), f"rewards/{name}/std": _deviation(values)}
-    return metrics | length_metrics([len(t.ids) for t in trajectories], [t.finish == "length" for t in trajectories])
-
-
-def _deviation(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if values.size > 1 else 0.0

@@ -18,6 +18,7 @@ import torch
 
 from paceline.algo.logprobs import TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
+from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.packed import LoadedModel, PackedModel
 from paceline.models.store import export, fingerprint, write_tensors
@@ -27,7 +28,7 @@ from paceline.trainers.checkpoint import Counters
 from paceline.trainers.optimizer import Optimizer, learning_rate
 from paceline.trainers.packing import Block, PackedBatch, pack, plan
 from paceline.trainers.sequences import TrainingSequence, training_sequences
-from paceline.trainers.tally import Tally, group_metrics
+from paceline.trainers.tally import Tally
 from paceline.types.errors import CheckpointError, ConfigError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import ScoredGroup
@@ -88,7 +89,7 @@ class TorchTrainer:
         """Forward and backward of whole groups; returns metrics of this dispatch. Nothing is accumulated if it raises a check."""
         self._admit(groups)
         tally = Tally()
-        sequences = training_sequences(groups, self._algorithm, filtered=self._filtered)
+        sequences = training_sequences(groups, self._algorithm, filtered=self._filtered, max_tokens=self._rollout.max_tokens)
         scored = [sequence for sequence in sequences if sequence.in_loss]
         for moves in (True, False):
             part = [sequence for sequence in scored if self._moves(sequence) == moves]
@@ -172,9 +173,7 @@ class TorchTrainer:
         export(self._loaded, self._weights.items(), Path(directory), self._serving)
 
     def save(self, directory: str) -> None:
-        """Write master weights, moments and counters. TrainerError between accumulate and step: gradients are never saved."""
-        if self._pending.groups:
-            raise TrainerError(f"checkpoint in the middle of an update: groups {list(self._pending.ids())} are accumulated, not stepped")
+        """Write master weights, moments and counters. What was accumulated and not stepped is no part of it: those groups train again."""
         checkpoint.save(Path(directory), self._weights, self._optimizer.moments(), self._counters)
 
     def restore(self, directory: str) -> None:
@@ -311,11 +310,11 @@ class TorchTrainer:
         )
 
     def _metrics(self, pending: _Pending, denominator: int) -> dict[str, float]:
-        still = [all(s.advantage == 0 for s in pending.sequences if s.group == group.group) for group in pending.groups]
+        learning = {sequence.group for sequence in pending.sequences if sequence.advantage != 0}
         return {
             **pending.tally.values(),
-            **group_metrics(pending.groups, still),
             "loss": pending.loss / (denominator or 1),
+            "frac_zero_advantage": 1 - len(learning) / len(pending.groups),
             "skipped_updates": float(self._counters.skipped),
         }
 
@@ -341,6 +340,7 @@ def _check_settings(algorithm: AlgorithmConfig, rollout: RolloutConfig, length: 
             algorithm.kl,
             algorithm.kl_weight,
         )
+        overlong_penalty(0, max_tokens=rollout.max_tokens, buffer=algorithm.overlong_buffer, penalty=algorithm.overlong_penalty)
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from error
     if rollout.temperature == 0:

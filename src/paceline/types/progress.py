@@ -18,7 +18,7 @@ class UpdateReport:
     tokens: int
     """Loss tokens, i.e. sampled tokens that the mask keeps."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Named values, e.g. loss, grad_norm, lr, entropy, kl, clip_ratio/low_mean, logprob_gap/mean, logprob_gap/max."""
+    """Named values, e.g. loss, grad_norm, learning_rate, entropy, kl, clip_ratio/low_mean, logprob_gap/mean, logprob_gap/max."""
     culprits: tuple[tuple[int, int], ...] = ()
     """(group, sample) of the trajectories that made a value non-finite, when `applied` is False."""
 

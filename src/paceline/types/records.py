@@ -105,7 +105,7 @@ class ScoredGroup:
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
     rewards: tuple[float, ...]
-    """Weighted sum over the reward functions, one per trajectory (shaping included)."""
+    """Weighted sum over the reward functions, one per trajectory (shaping included; the overlong penalty is added by the trainer)."""
     outcomes: tuple[float, ...]
     """The raw outcome the filter judges, one per trajectory (no shaping)."""
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)

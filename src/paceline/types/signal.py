@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 
-RELATIVE_ROUNDING = 16 * sys.float_info.epsilon
-"""Values closer than this, relative to the largest magnitude, are equal: 0.1 + 0.2 and 0.3 differ by the order of a sum only."""
+ROUNDING = 1e-12
+"""Values closer than this, absolutely or relative to the larger, are equal: 0.1 + 0.2 and 0.3 differ by the rounding of a sum only."""
 
 
 def has_signal(values: Sequence[float]) -> bool:
@@ -18,7 +17,4 @@ def has_signal(values: Sequence[float]) -> bool:
     """
     if not all(math.isfinite(value) for value in values):
         raise ValueError(f"outcomes and rewards must be finite, got {list(values)}")
-    if len(values) < 2:
-        return False
-    low, high = min(values), max(values)
-    return high - low > RELATIVE_ROUNDING * max(abs(low), abs(high))
+    return len(values) > 1 and not math.isclose(min(values), max(values), rel_tol=ROUNDING, abs_tol=ROUNDING)
