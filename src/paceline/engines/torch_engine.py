@@ -158,17 +158,13 @@ class TorchEngine:
             raise EngineError(
                 f"{self._instance}: cannot probe {len(ids)} tokens ({pages} pages, {self._pool.free} free, version {self._version})"
             )
-        prompt = PromptKV(tuple(ids[:half]))
-        track = Track(prompt)
-        self._pool.extend(prompt.span, self._pool.needed(half))
-        hidden = [self._forward([], [prompt])]
-        for token in ids[half:-1]:
-            track.tokens.append(token)
-            self._pool.extend(track.own, self._pool.needed(len(track.tokens)) - len(track.own.places))
-            hidden.append(self._forward([track], []))
-        self._pool.release(prompt.span)
-        self._pool.release(track.own)
-        scores = self._model.logits(torch.cat(hidden)).log_softmax(dim=-1)
+        track = Track(PromptKV(tuple(ids[:half])))
+        try:
+            hidden = self._replay(track, ids[half:-1])
+        finally:
+            self._pool.release(track.prompt.span)
+            self._pool.release(track.own)
+        scores = self._model.logits(hidden).log_softmax(dim=-1)
         logprobs = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._model.named_parameters())
@@ -211,6 +207,16 @@ class TorchEngine:
             prompt.last = hidden[end - 1].clone()
         self._prefilled += end - len(tracks)
         return hidden
+
+    def _replay(self, track: Track, tokens: Sequence[int]) -> torch.Tensor:
+        """Prefill a track's prompt, decode given tokens after it; hidden states of all [prompt + tokens, width]."""
+        self._pool.extend(track.prompt.span, self._pool.needed(len(track.prompt.ids)))
+        hidden = [self._forward([], [track.prompt])]
+        for token in tokens:
+            track.tokens.append(token)
+            self._pool.extend(track.own, self._pool.needed(len(track.tokens)) - len(track.own.places))
+            hidden.append(self._forward([track], []))
+        return torch.cat(hidden)
 
     def _draw(self, rows: Sequence[Row], hidden: torch.Tensor) -> Draw:
         """One token per row from its hidden state [N, width]."""
