@@ -77,6 +77,9 @@ class Projection:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x."""
+        return _in_company(self._product, x)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         weights = [layer.weight for layer in self.layers]
         biases = [layer.bias for layer in self.layers]
         bias = None if biases[0] is None else _joined(biases, x.dtype)
@@ -99,6 +102,9 @@ class Head:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, width] -> [N, vocabulary]."""
+        return _in_company(self._product, hidden)
+
+    def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
         if hidden.dtype != torch.bfloat16:
             return F.linear(hidden, weight.to(hidden.dtype))
@@ -131,6 +137,11 @@ class _HeadProduct(torch.autograd.Function):
             for_hidden = (grad @ rounded).to(hidden.dtype) if ctx.needs_input_grad[0] else None
             for_weight = (grad.t() @ hidden.float()).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
         return for_hidden, for_weight, None
+
+
+def _in_company(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """The product of rows; a single one is doubled, since libraries add up a lone row in another order than one of many."""
+    return product(rows) if rows.shape[0] != 1 else product(torch.cat([rows, rows]))[:1]
 
 
 def _servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
