@@ -64,7 +64,7 @@ class Machine:
         self._started = False
         self._rebalanced = 0.0
         self._bare_since = 0.0
-        self._bare_due = DEFAULT_SECONDS
+        self._bare_due = m.out.fleet_seconds
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.Started: self._on_started,
             ev.PromptsArrived: self._on_prompts,
@@ -103,6 +103,7 @@ class Machine:
         out.now = now
         if self._boundaries.stopped:
             return []
+        assert self._started or isinstance(event, ev.Started | ev.StopRequested), f"{event!r} came before Started"
         self._handlers[type(event)](event)
         return out.collect()
 
@@ -150,7 +151,7 @@ class Machine:
         assert not self._started, "Started came twice"
         self._started = True
         self._bare_since = self._rebalanced = self._m.out.now
-        self._bare_due = self._bare_since + DEFAULT_SECONDS
+        self._bare_due = self._bare_since + self._m.out.fleet_seconds
         self._training.publish(self._resume.version)
         self._progress()
 
@@ -275,7 +276,7 @@ class Machine:
         self._m.fleet.lost(instance)
         if not self._m.fleet.instances:
             self._bare_since = self._m.out.now
-            self._bare_due = self._bare_since + DEFAULT_SECONDS
+            self._bare_due = self._bare_since + self._m.out.fleet_seconds
         if self._m.traits.balanced:
             self._placement.rebalance()
 
@@ -295,7 +296,7 @@ class Machine:
         self._m.out.name_overdue()
         if not self._m.fleet.instances and now >= self._bare_due:
             self._m.out.warn(f"instances: none has been up for {now - self._bare_since:.1f} s")
-            self._bare_due = now + DEFAULT_SECONDS
+            self._bare_due = now + self._m.out.fleet_seconds
         if self._m.traits.balanced and period and now - self._rebalanced >= period:
             self._rebalanced = now
             self._placement.rebalance()

@@ -53,34 +53,25 @@ class Placement:
         self._loading.load_all()
 
     def _reassign(self, single: list[Instance], shares: dict[int, int]) -> None:
-        lacking = dict(shares)
+        """Aim instances so that each version has its share: those that give are the ones that lose least by it."""
         by_version: dict[int, list[Instance]] = {}
         for instance in single:
-            version = instance.target[0] if instance.target else -1
-            by_version.setdefault(version, []).append(instance)
+            by_version.setdefault(instance.target[0] if instance.target else -1, []).append(instance)
+        lacking = {v: n - len(by_version.get(v, ())) for v, n in shares.items() if n > len(by_version.get(v, ()))}
         givers: list[Instance] = []
         for version, group in by_version.items():
-            surplus = len(group) - shares.get(version, 0)
-            lacking[version] = max(0, -surplus)
-            if surplus > 0:
-                wanted = {v for v in shares if shares[v] > len(by_version.get(v, ()))}
-                group.sort(key=lambda i: (i.loading is not None, wanted.isdisjoint(i.held), len(i.jobs), i.index))
-                givers += group[:surplus]
-        # First those that still serve what is lacking: they stay where they are. Then the rest, the oldest version first.
-        for instance in givers:
-            for version in instance.held:
-                if lacking.get(version, 0):
-                    self._give(instance, version, lacking)
-                    break
-        for instance in givers:
-            if not instance.target or not shares.get(instance.target[0], 0) or instance.target[0] not in instance.held:
-                version = min((v for v, n in lacking.items() if n > 0), default=-1)
-                if version >= 0:
-                    self._give(instance, version, lacking)
-
-    def _give(self, instance: Instance, version: int, lacking: dict[int, int]) -> None:
-        lacking[version] -= 1
-        self._m.fleet.aim(instance, (version,))
+            # One that is loading finishes that first: otherwise short periods could keep it loading for ever.
+            free = [i for i in group if i.loading is None]
+            free.sort(key=lambda i: (lacking.keys().isdisjoint(i.held), len(i.jobs), i.index))
+            givers += free[: max(0, len(group) - shares.get(version, 0))]
+        # Those that still serve what is lacking come first: their work stays where it is. For the others, the oldest version first.
+        for instance in sorted(givers, key=lambda i: lacking.keys().isdisjoint(i.held)):
+            if lacking:
+                version = min(lacking.keys() & instance.held.keys(), default=min(lacking))
+                self._m.fleet.aim(instance, (version,))
+                lacking[version] -= 1
+                if not lacking[version]:
+                    del lacking[version]
 
     def settle(self, instance: Instance) -> None:
         """An instance has nothing to do, or is new: aim it where most is lacking and load; O(live versions)."""

@@ -46,7 +46,8 @@ class Serving:
     def finished(self, sample: Sample, event: TrajectoryFinished) -> bool:
         """A sample is done. True when its group is serving-complete."""
         group = sample.group
-        assert event.version_min in self._m.versions.updates, f"{event!r}: no such version"
+        assert group.version <= event.version_min, f"{event!r}: admitted under version {group.version}"
+        assert event.version_max <= self._m.versions.newest, f"{event!r}: no such version"
         group.finished.append(sample.index)
         group.longest = max(group.longest, event.tokens)
         group.oldest = event.version_min if group.oldest < 0 else min(group.oldest, event.version_min)
