@@ -8,7 +8,6 @@ import time
 from typing import Any, get_args
 
 from evidence import measured
-
 from paceline.core.schedule import Preset
 from paceline.sim import cases
 from paceline.sim.driver import simulate

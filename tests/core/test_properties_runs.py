@@ -100,13 +100,13 @@ def test_a_run_that_is_killed_and_resumed_consumes_every_prompt_exactly_once(pre
 
 def survivors(trace, resume):
     """Groups that became terminal before the checkpoint that the next lineage starts from."""
-    out = []
+    ended, saved = [], []
     for _, record in trace.records:
         if type(record) is c.Terminal:
-            out.append(record.group)
-        if type(record) is c.Checkpoint and resume is not None and record.update == resume.update and record.pending == resume.pending:
-            return out
-    return out
+            ended.append(record.group)
+        if type(record) is c.Checkpoint and Resume(record.update, record.version, record.pending, record.next_index) == resume:
+            saved = list(ended)
+    return saved
 
 
 CORNERS = {
@@ -145,6 +145,8 @@ def test_corner_values_hold(corner, preset, extreme):
     schedule = replace(schedule, **{k: schedule.groups_per_update if v == -1 else v for k, v in extreme.items()})
     if preset == "streaming":
         schedule = replace(schedule, buffer_groups=schedule.groups_per_update, at_publish="keep")
+    if schedule.granularity == "group" and schedule.group_size > instances[0].slots:
+        pytest.skip("refused: a group that is submitted whole needs as many slots")
     for world in (
         World(instances, lengths=Lengths("long_tail", 100, 2000)),
         World(instances, prompts=3, failure=0.2, no_signal=0.3),
@@ -155,10 +157,10 @@ def test_corner_values_hold(corner, preset, extreme):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_is_the_same_again(preset):
-    pick = cases.Chooser(lambda options: options[len(options) // 2])
-    schedule = cases.schedule(preset, pick)
-    world = replace(cases.world(pick, schedule), stop=None)
+    schedule = Schedule(preset, 2, 2, 2, 1, 1, "all" if preset == "serial" else "dispatch", 4, on_failure="drop_group")
+    world = World((FakeInstance("i0"), FakeInstance("i1", speed=5.0, outages=((2.0, 4.0),))), failure=0.1, late=0.5, no_signal=0.3)
     first, second = simulate(schedule, world), simulate(schedule, world)
     assert first.records == second.records
-    assert len(first.records) > 20
-    assert {type(r) for _, r in first.records} >= {e.Started, c.Publish, c.Dispatch, c.Stop}
+    assert {type(r) for _, r in first.records} >= {e.Started, e.InstanceLost, c.Publish, c.Dispatch, c.Stop}
+    other = simulate(schedule, replace(world, seed=1))
+    assert first.records != other.records

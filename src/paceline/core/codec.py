@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.commands import Command
@@ -127,6 +127,19 @@ def _sequence(items: tuple[Any, ...]) -> Reader:
     return _read
 
 
+def _either(readers: list[Reader]) -> Reader:
+    def _read(raw: Any) -> Any:
+        errors = []
+        for reader in readers:
+            try:
+                return reader(raw)
+            except TypeError as error:
+                errors.append(str(error))
+        raise TypeError(" or ".join(errors))
+
+    return _read
+
+
 def _nested(kind: type) -> Reader:
     def _read(raw: Any) -> Any:
         if type(raw) is not dict:
@@ -143,6 +156,8 @@ def _reader(hint: Any) -> Reader:
         return _one_of(get_args(hint))
     if origin is tuple:
         return _sequence(get_args(hint))
+    if origin is UnionType:
+        return _either([_reader(option) for option in get_args(hint)])
     if hint is float:
         return _float
     if hint in (int, str, bool, NoneType):
