@@ -103,6 +103,7 @@ class Machine:
         out.now = now
         if self._boundaries.stopped:
             return []
+        assert self._started or isinstance(event, ev.Started | ev.StopRequested), f"{event!r} came before Started"
         self._handlers[type(event)](event)
         return out.collect()
 
@@ -270,7 +271,6 @@ class Machine:
             self._progress()
 
     def _lose(self, instance: Instance) -> None:
-        self._placement.forget(instance)
         self._loading.forget(instance)
         self._serving.displaced(instance)
         self._m.fleet.lost(instance)

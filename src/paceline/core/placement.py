@@ -22,8 +22,8 @@ class Placement:
         self._intake = intake
         self._loading = loading
         self._serving = serving
-        self._moves: dict[int, list[tuple[Sample, int, int]]] = {}
-        """Open migrations: samples with the admission and the attempt that moves."""
+        self._moves: dict[int, tuple[Instance, list[tuple[Sample, int, int]]]] = {}
+        """Open migrations: the target, where each has a slot reserved, and the samples with the admission and attempt that move."""
         self._goal = shared.versions.newest
         """Version that the whole fleet is meant to serve, unless several live side by side."""
 
@@ -53,34 +53,25 @@ class Placement:
         self._loading.load_all()
 
     def _reassign(self, single: list[Instance], shares: dict[int, int]) -> None:
-        lacking = dict(shares)
+        """Aim instances so that each version has its share: those that give are the ones that lose least by it."""
         by_version: dict[int, list[Instance]] = {}
         for instance in single:
-            version = instance.target[0] if instance.target else -1
-            by_version.setdefault(version, []).append(instance)
+            by_version.setdefault(instance.target[0] if instance.target else -1, []).append(instance)
+        lacking = {v: n - len(by_version.get(v, ())) for v, n in shares.items() if n > len(by_version.get(v, ()))}
         givers: list[Instance] = []
         for version, group in by_version.items():
-            surplus = len(group) - shares.get(version, 0)
-            lacking[version] = max(0, -surplus)
-            if surplus > 0:
-                wanted = {v for v in shares if shares[v] > len(by_version.get(v, ()))}
-                group.sort(key=lambda i: (i.loading is not None, wanted.isdisjoint(i.held), len(i.jobs), i.index))
-                givers += group[:surplus]
-        # First those that still serve what is lacking: they stay where they are. Then the rest, the oldest version first.
-        for instance in givers:
-            for version in instance.held:
-                if lacking.get(version, 0):
-                    self._give(instance, version, lacking)
-                    break
-        for instance in givers:
-            if not instance.target or not shares.get(instance.target[0], 0) or instance.target[0] not in instance.held:
-                version = min((v for v, n in lacking.items() if n > 0), default=-1)
-                if version >= 0:
-                    self._give(instance, version, lacking)
-
-    def _give(self, instance: Instance, version: int, lacking: dict[int, int]) -> None:
-        lacking[version] -= 1
-        self._m.fleet.aim(instance, (version,))
+            # One that is loading finishes that first: otherwise short periods could keep it loading for ever.
+            free = [i for i in group if i.loading is None]
+            free.sort(key=lambda i: (lacking.keys().isdisjoint(i.held), len(i.jobs), i.index))
+            givers += free[: max(0, len(group) - shares.get(version, 0))]
+        # Those that still serve what is lacking come first: their work stays where it is. For the others, the oldest version first.
+        for instance in sorted(givers, key=lambda i: lacking.keys().isdisjoint(i.held)):
+            if lacking:
+                version = min(lacking.keys() & instance.held.keys(), default=min(lacking))
+                self._m.fleet.aim(instance, (version,))
+                lacking[version] -= 1
+                if not lacking[version]:
+                    del lacking[version]
 
     def settle(self, instance: Instance) -> None:
         """An instance has nothing to do, or is new: aim it where most is lacking and load; O(live versions)."""
@@ -143,7 +134,7 @@ class Placement:
         found_room = True
         for sample in source.jobs:
             # Those on their way out stand at the end.
-            if not most or sample.moving is not None or sample.group.state == "gone":
+            if not most or sample.moving or sample.group.state == "gone":
                 break
             if sample.version != lane:
                 continue
@@ -153,7 +144,7 @@ class Placement:
                 break
             most -= 1
             fleet.occupy(target, lane)
-            sample.moving = target
+            sample.moving = True
             moves.setdefault(target, []).append(sample)
         for target, samples in moves.items():
             self._command(source, target, samples, lane)
@@ -164,55 +155,48 @@ class Placement:
         command = m.out.next_id()
         for sample in samples:
             source.last(sample)
-        self._moves[command] = [(sample, sample.command, sample.attempt) for sample in samples]
+        self._moves[command] = (target, [(sample, sample.command, sample.attempt) for sample in samples])
         keys = tuple((s.group.id, s.index) for s in samples)
         m.out.ask(Migrate(command, keys, source.name, target.name, lane))
 
     def migrated(self, event: Migrated) -> list[Instance]:
-        """A migration ended. The instances whose slots changed hands."""
+        """A migration ended: every reserved slot is used or freed. The instances whose slots changed hands."""
+        fleet = self._m.fleet
         migration = self._m.out.close(Migrate, event.command)
         if migration is None:
             return []
-        target = self._m.fleet.instances.get(migration.target)
         moved = set(event.moved)
         assert moved <= set(migration.trajectories), f"{event!r} cannot answer {migration!r}"
-        touched: dict[Instance, None] = {}
-        for sample, admission, attempt in self._moves.pop(event.command):
+        target, samples = self._moves.pop(event.command)
+        up = fleet.instances.get(target.name) is target
+        touched = {target: None}
+        for sample, admission, attempt in samples:
             came = (sample.group.id, sample.index) in moved
-            if sample.command != admission:
-                if came and target is not None and (sample.attempt != attempt or sample.group.state == "gone"):
-                    self._serving.abort_ghost(sample, attempt, target.name)
+            if sample.command == admission:
+                assert sample.instance is not None
+                touched[sample.instance] = None
+                sample.moving = False
+                if came:
+                    self._arrive(sample, target if up else None)
+                    continue
+            elif came and up and (sample.attempt != attempt or sample.group.state == "gone"):
+                self._serving.abort_ghost(sample, attempt, target, migration.version)
                 continue
-            assert sample.instance is not None
-            touched[sample.instance] = None
-            if sample.moving is not None:
-                touched[sample.moving] = None
-            self._arrive(sample, came, target)
-        return [i for i in touched if i.name in self._m.fleet.instances]
+            if up:
+                fleet.vacate(target, migration.version)
+        return [i for i in touched if fleet.instances.get(i.name) is i]
 
-    def _arrive(self, sample: Sample, came: bool, target: Instance | None) -> None:
-        fleet = self._m.fleet
-        source, reserved = sample.instance, sample.moving
+    def _arrive(self, sample: Sample, target: Instance | None) -> None:
+        """A trajectory runs on the instance it moved to, or is lost with it."""
+        source = sample.instance
         assert source is not None
-        sample.moving = None
-        if not came:
-            if reserved is not None:
-                fleet.vacate(reserved, sample.version)
-        elif reserved is None or reserved is not target:
-            # It went to an instance that was lost meanwhile.
+        if target is None:
             self._serving.displace(sample)
-        else:
-            del source.jobs[sample]
-            fleet.vacate(source, sample.version)
-            sample.instance = reserved
-            reserved.jobs[sample] = None
-
-    def forget(self, instance: Instance) -> None:
-        """An instance is gone: no slot there is reserved any more."""
-        for samples in self._moves.values():
-            for sample, _, _ in samples:
-                if sample.moving is instance:
-                    sample.moving = None
+            return
+        del source.jobs[sample]
+        self._m.fleet.vacate(source, sample.version)
+        sample.instance = target
+        target.jobs[sample] = None
 
 
 def _side_by_side(live: list[int], held: int) -> tuple[int, ...]:

@@ -65,8 +65,8 @@ class Sample:
         self.instance: Instance | None = None
         self.version = 0
         """Weights that its instance runs it under."""
-        self.moving: Instance | None = None
-        """Where a slot is reserved for it while it migrates."""
+        self.moving = False
+        """Whether it is being migrated."""
 
 
 class Group:

@@ -16,8 +16,8 @@ class Serving:
         self._m = shared
         self._intake = intake
         self._aborting: dict[int, Sample] = {}
-        self._ghosts: dict[int, str] = {}
-        """Aborts of attempts that count as ended already, with their instance."""
+        self._ghosts: dict[int, tuple[Instance, int]] = {}
+        """Aborts of attempts that count as ended already, with the instance and the version whose slot they hold."""
 
     def claim(self, event: TrajectoryFinished | TrajectoryFailed) -> tuple[Sample, Instance] | None:
         """The sample whose present attempt the event answers, and the instance it ran on, its slot freed; None for an earlier attempt."""
@@ -30,15 +30,13 @@ class Serving:
         return sample, self.release(sample)
 
     def release(self, sample: Sample) -> Instance:
-        """Free what a sample holds: its slot, and the one reserved for it if it is migrating."""
+        """Free the slot of a sample; one reserved for it elsewhere is freed when its migration is answered."""
         m = self._m
         instance = sample.instance
         assert instance is not None
         del instance.jobs[sample]
         m.fleet.vacate(instance, sample.version)
-        if sample.moving is not None:
-            m.fleet.vacate(sample.moving, sample.version)
-            sample.moving = None
+        sample.moving = False
         sample.instance = None
         sample.command = 0
         m.groups.flying -= 1
@@ -48,7 +46,8 @@ class Serving:
     def finished(self, sample: Sample, event: TrajectoryFinished) -> bool:
         """A sample is done. True when its group is serving-complete."""
         group = sample.group
-        assert event.version_min in self._m.versions.updates, f"{event!r}: no such version"
+        assert group.version <= event.version_min, f"{event!r}: admitted under version {group.version}"
+        assert event.version_max <= self._m.versions.newest, f"{event!r}: no such version"
         group.finished.append(sample.index)
         group.longest = max(group.longest, event.tokens)
         group.oldest = event.version_min if group.oldest < 0 else min(group.oldest, event.version_min)
@@ -83,7 +82,7 @@ class Serving:
         """An instance is gone: its trajectories wait to be admitted again."""
         for sample in list(instance.jobs):
             self.displace(sample)
-        for command in [c for c, name in self._ghosts.items() if name == instance.name]:
+        for command in [c for c, (where, _) in self._ghosts.items() if where is instance]:
             self._m.out.close(Abort, command)
             del self._ghosts[command]
 
@@ -164,13 +163,17 @@ class Serving:
 
     def aborted(self, command: int) -> Instance | None:
         """An aborted trajectory holds its slot no longer. The instance that has one more free slot now."""
-        if self._m.out.close(Abort, command) is None or self._ghosts.pop(command, None) is not None:
+        if self._m.out.close(Abort, command) is None:
             return None
-        return self.release(self._aborting.pop(command))
+        ghost = self._ghosts.pop(command, None)
+        if ghost is None:
+            return self.release(self._aborting.pop(command))
+        self._m.fleet.vacate(*ghost)
+        return ghost[0]
 
-    def abort_ghost(self, sample: Sample, attempt: int, instance: str) -> None:
-        """An attempt that counts as ended turned up on an instance: end it there too. It has no slot of its own."""
+    def abort_ghost(self, sample: Sample, attempt: int, instance: Instance, version: int) -> None:
+        """An attempt that counts as ended turned up on an instance, in a slot of `version`: end it there too."""
         m = self._m
         command = m.out.next_id()
-        self._ghosts[command] = instance
-        m.out.ask(Abort(command, sample.group.id, sample.index, attempt, instance, "moved after it was given up"))
+        self._ghosts[command] = (instance, version)
+        m.out.ask(Abort(command, sample.group.id, sample.index, attempt, instance.name, "moved after it was given up"))

@@ -1,0 +1,131 @@
+"""Pipelined rounds: dispatches, the frontier, and what falls out in between."""
+
+from paceline.core import commands as c
+from paceline.core import events as e
+from tests.core.hand import schedule
+from tests.core.script import Script, admitted, kinds
+
+
+def test_gradients_accumulate_over_dispatches_and_the_step_names_the_whole_update() -> None:
+    s = Script(schedule("pipelined", u=4, d=2, group_size=1))
+    s.begin()
+    s.prompts()
+    s.serve(3)
+    out = s.serve(1)
+    assert out == [c.Dispatch(out[0].id, (3, 1), False, 1, (3, 1), (0, 0), (0, 0))]
+    s.serve(0)
+    assert s.serve(2) == []  # the trainer is busy
+    out = s.consumed()
+    assert out == [c.Dispatch(out[0].id, (0, 2), True, 1, (3, 1, 0, 2), (0, 0), (0, 0))]
+    assert kinds(s.updated()) == ["Terminal"] * 4 + ["Publish", "RequestPrompts"]
+
+
+def test_a_step_without_groups_closes_the_update_when_the_last_group_falls_out() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=1, no_signal="drop"))
+    s.begin()
+    s.prompts()
+    s.serve(0)
+    s.consumed()
+    out = s.serve(1, signal=False)
+    assert kinds(out) == ["Terminal", "Dispatch"]
+    assert (out[1].groups, out[1].step, out[1].update_groups) == ((), True, (0,))
+    assert kinds(s.updated()) == ["Terminal", "Publish", "RequestPrompts"]
+
+
+def test_a_round_whose_last_group_falls_out_after_the_update_is_published_then() -> None:
+    s = Script(schedule("pipelined", u=1, r=2, group_size=1, no_signal="drop"))
+    s.begin()
+    s.prompts()
+    s.serve(0)
+    assert kinds(s.updated()) == ["Terminal"]
+    assert kinds(s.serve(1, signal=False)) == ["Terminal", "Publish", "RequestPrompts"]
+
+
+def test_a_strict_frontier_starts_the_next_group_when_one_is_serving_complete() -> None:
+    s = Script(schedule("pipelined", u=4, d=2, group_size=2, frontier=2, refill="group"))
+    s.begin()
+    assert admitted(s.prompts()) == [(g, i, 0, "a", 0) for g in (0, 1) for i in (0, 1)]
+    assert s.finish(0, 0) == []
+    assert s.finish(1, 0) == []
+    out = s.finish(1, 1)
+    assert kinds(out) == ["Materialize", "Admit", "Admit"]
+    assert admitted(out) == [(2, 0, 0, "a", 0), (2, 1, 0, "a", 0)]
+
+
+def test_a_sample_frontier_gives_a_finished_trajectory_s_slot_to_the_next_group() -> None:
+    s = Script(schedule("pipelined", u=4, d=2, group_size=2, frontier=2, refill="sample"))
+    s.begin()
+    s.prompts()
+    assert admitted(s.finish(0, 0)) == [(2, 0, 0, "a", 0)]
+    assert admitted(s.finish(1, 0)) == [(2, 1, 0, "a", 0)]
+    assert admitted(s.finish(1, 1)) == [(3, 0, 0, "a", 0)]
+
+
+def test_a_failed_sample_goes_before_groups_that_have_not_started() -> None:
+    s = Script(schedule("pipelined", u=3, d=1, group_size=2, frontier=1, refill="sample", attempts=2))
+    s.begin()
+    s.prompts()
+    assert admitted(s.fail(0, 1)) == [(0, 1, 1, "a", 0)]
+
+
+def test_a_group_s_samples_share_an_instance_and_groups_go_where_most_slots_are_free() -> None:
+    s = Script(schedule("pipelined", u=3, group_size=2))
+    s.begin("a", "b", slots=3)
+    assert [(g, i, where) for g, i, _, where, _ in admitted(s.prompts())] == [
+        (0, 0, "a"),
+        (0, 1, "a"),
+        (1, 0, "b"),
+        (1, 1, "b"),
+        (2, 0, "a"),
+        (2, 1, "b"),
+    ]
+
+
+def test_a_lost_instance_costs_its_trajectories_no_allowed_failure() -> None:
+    s = Script(schedule("pipelined", u=1, group_size=2, attempts=1, on_failure="drop_group"))
+    s.begin("a", "b", slots=2)
+    s.prompts()
+    late = s.admit(0, 0)
+    assert admitted(s.lost("a")) == [(0, 1, 1, "b", 0), (0, 0, 1, "b", 0)]
+    assert s.finish(0, 0) == []
+    assert s.feed(_finished(late)) == []  # an earlier attempt is ignored
+    assert kinds(s.finish(0, 1)) == ["Materialize"]
+
+
+def _finished(admit: c.Admit) -> object:
+    return e.TrajectoryFinished(admit.id, admit.group, admit.sample, admit.attempt, admit.instance, 5, 0, 0)
+
+
+def test_survivors_train_when_a_sample_is_given_up_and_a_single_survivor_does_not() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=3, attempts=1, on_failure="drop_sample"))
+    s.begin()
+    s.prompts()
+    s.fail(0, 1)
+    s.finish(0, 2)
+    assert s.finish(0, 0)[0].samples == (0, 2)
+    s.fail(1, 0)
+    s.fail(1, 1)
+    out = s.finish(1, 2)
+    assert (out[0].state, out[0].why) == ("failed", "2 of 3 samples failed")
+
+
+def test_a_group_given_up_aborts_its_running_samples_and_their_slots_wait_for_the_answer() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=2, attempts=1, on_failure="drop_group"))
+    s.begin(slots=2)
+    s.prompts()
+    out = s.fail(0, 0)
+    assert kinds(out) == ["Abort", "Terminal", "Admit"]
+    assert admitted(out) == [(1, 0, 0, "a", 0)]
+    assert admitted(s.feed(e.Aborted(out[0].id))) == [(1, 1, 0, "a", 0)]
+
+
+def test_a_failure_stops_the_run_with_a_checkpoint_when_the_policy_says_so() -> None:
+    s = Script(schedule("pipelined", u=1, group_size=1, attempts=2, on_failure="stop"))
+    s.begin()
+    s.prompts()
+    assert kinds(s.fail(0)) == ["Admit"]
+    out = s.fail(0)
+    assert out == [c.Checkpoint(out[0].id, 0, 0, (0,), 1)]
+    (stop,) = s.saved()
+    assert not stop.ok
+    assert "group 0 sample 0 failed 2 times" in stop.reason
