@@ -12,6 +12,8 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.codec import dumps, loads
 from paceline.core.replay import audit, difference, replay
+from paceline.core.rules.book import Book
+from paceline.core.rules.facts import ENDED, FINISHED
 from paceline.core.schedule import Resume, Schedule
 from paceline.sim import cases
 from paceline.sim.driver import simulate
@@ -42,9 +44,23 @@ def check(schedule, world, resume=None):
         if trace.stop.ok and world.prompts is None and world.stop is None:
             steps = [r for r in trace.commands if type(r) is c.Dispatch and r.step]
             assert steps[-1].update == schedule.total_updates
+    limits(schedule, trace, resume)
     slots = {i.name: i.slots for i in world.instances}
     assert all(most <= slots[name] for name, most in trace.most_running.items())
     return trace
+
+
+def limits(schedule, trace, resume):
+    """What the schedule promises beside the rules: the frontier, and that no group is left behind by more than the bound."""
+    book = Book(schedule, resume or Resume())
+    for _, record in trace.records:
+        book.take(record)
+        if type(record) is c.Admit and isinstance(schedule.frontier, int):
+            assert book.counts[c.Admit] - len(book.aborting) <= schedule.frontier * schedule.group_size, record
+        if type(record) is c.Publish and schedule.overstale == "pace" and not book.stopping and book.stepped < schedule.total_updates:
+            for index, group in book.groups.items():
+                started = [s.low if s.state == FINISHED else s.version for s in group.samples.values() if s.state != ENDED]
+                assert group.dispatched or min(started, default=book.newest) >= book.newest - schedule.bound, (index, record)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
