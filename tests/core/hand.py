@@ -6,7 +6,6 @@ It checks nothing of the rules beyond what it needs to run; the rules have their
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -52,7 +51,6 @@ class World:
     lose: float = 0.0
     slow: int = 0
     """Instances that are 20 times slower."""
-    tail: float = 1.0
     move_fails: float = 0.0
     update_seconds: float = 5.0
     reports: bool = False
@@ -80,13 +78,10 @@ class Drive:
         self.queue: list[tuple[float, int, Any]] = []
         self.serial = count()
         self.now = 0.0
-        self.up: dict[str, int] = {}
-        self.version: dict[str, int] = {}
+        self.up: set[str] = set()
         self.running: dict[tuple[int, int, int], list[Any]] = {}
         self.next_prompt = (self.resume or Resume()).next_index
-        self.states: Counter[str] = Counter()
         self.stale = 0
-        self.published = -1
         self.stop: c.Stop | None = None
 
     def at(self, delay: float, event: Any) -> None:
@@ -100,7 +95,7 @@ class Drive:
         self.feed(e.Started())
         for i in range(self.world.instances):
             name = f"i{i}"
-            self.up[name] = 0
+            self.up.add(name)
             self.at(0.1 * i, e.InstanceUp(self.info(name)))
         if self.world.timer:
             self.at(self.world.timer, e.Timer())
@@ -119,21 +114,21 @@ class Drive:
     def _deliver(self, event: Any) -> None:
         match event:
             case e.InstanceUp():
-                self.up[event.info.instance] = self.up.get(event.info.instance, 0)
+                self.up.add(event.info.instance)
             case e.TrajectoryFinished() | e.TrajectoryFailed():
                 entry = self.running.get((event.group, event.sample, event.attempt))
                 if entry is None or entry[0] is not event:
                     return
                 del self.running[event.group, event.sample, event.attempt]
             case e.WeightsLive():
-                if self.version.get(event.instance) == -99 or event.instance not in self.up:
+                if event.instance not in self.up:
                     return
             case e.Timer():
                 if not any(not isinstance(q[2], e.Timer) for q in self.queue):
                     return
                 self.at(self.world.timer, e.Timer())
                 if self.world.reports:
-                    for name in self.up:
+                    for name in sorted(self.up):
                         kv = self.random.randrange(1000)
                         self.feed(e.InstanceReport(name, kv, 1 + 50 * self.random.random(), self.random.randrange(1, 5), 0))
                 if self.up and self.random.random() < self.world.lose:
@@ -142,10 +137,12 @@ class Drive:
         self.feed(event)
 
     def _lose(self, name: str) -> None:
-        del self.up[name]
+        self.up.remove(name)
         for key in [k for k, entry in self.running.items() if entry[1] == name]:
             del self.running[key]
-        self.queue = [q for q in self.queue if not (isinstance(q[2], e.WeightsLive | e.Aborted) and getattr(q[2], "instance", None) == name)]
+        self.queue = [
+            q for q in self.queue if not (isinstance(q[2], e.WeightsLive | e.Aborted) and getattr(q[2], "instance", None) == name)
+        ]
         self.queue.sort()
         self.feed(e.InstanceLost(name, "killed"))
         self.at(30 + self.random.random(), e.InstanceUp(self.info(name)))
@@ -160,68 +157,76 @@ class Drive:
         return commands
 
     def perform(self, command: Any) -> None:
-        rnd, w = self.random, self.world
-        match command:
-            case c.RequestPrompts():
-                stop = min(self.next_prompt + command.count, w.prompts)
-                got = tuple(range(self.next_prompt, stop))
-                self.next_prompt = stop
-                if got:
-                    self.at(rnd.random(), e.PromptsArrived(command.id, got))
-                if len(got) < command.count:
-                    self.at(1.0, e.DataEnded(command.id))
-            case c.Admit():
-                slow = 20 if int(command.instance[1:]) < w.slow else 1
-                assert sum(entry[1] == command.instance for entry in self.running.values()) < w.slots
-                if command.group in w.hang:
-                    return
-                base = (command.group, command.sample, command.attempt, command.instance)
-                if rnd.random() < w.fail:
-                    event: Any = e.TrajectoryFailed(command.id, *base, "boom")
-                else:
-                    event = e.TrajectoryFinished(command.id, *base, 10, command.version, command.version)
-                self.running[base[:3]] = [event, command.instance]
-                self.at(slow * (1 + rnd.random() ** (-0.5 * w.tail)), event)
-            case c.Abort():
-                self.running.pop((command.group, command.sample, command.attempt), None)
-                self.at(rnd.random(), e.Aborted(command.id))
-            case c.Materialize():
-                event = e.GroupMaterialized(command.id, command.group, rnd.random() >= w.no_signal, len(command.samples), "", rnd.random() < w.drop)
-                self.at(rnd.random(), event)
-            case c.Dispatch():
-                self.at(w.update_seconds * rnd.random(), e.DispatchConsumed(command.id))
-                if command.step:
-                    self.at(w.update_seconds, e.UpdateFinished(command.id, command.update))
-                self.stale = max([self.stale, *command.staleness])
-            case c.Publish():
-                self.published = command.version
-                self.at(rnd.random(), e.Published(command.id, command.version, "x"))
-            case c.LoadWeights():
-                if command.instance in self.up:
-                    self.at(rnd.random(), e.WeightsLive(command.id, command.instance, command.version, "x", 0.0, 1.0))
-            case c.Migrate():
-                if rnd.random() < w.move_fails:
-                    self.at(rnd.random(), e.CommandFailed(command.id, "no"))
-                    return
-                moved = []
-                for group, sample in command.trajectories:
-                    for key, entry in self.running.items():
-                        if key[:2] == (group, sample) and entry[1] == command.source and command.target in self.up and rnd.random() < 0.9:
-                            entry[1] = command.target
-                            moved.append((group, sample))
-                self.at(rnd.random(), e.Migrated(command.id, tuple(moved)))
-            case c.Evaluate():
-                self.at(3 * rnd.random(), e.Evaluated(command.id))
-            case c.Checkpoint():
-                self.at(rnd.random(), e.CheckpointDone(command.id, command.update))
-            case c.Terminal():
-                self.states[command.state] += 1
-            case c.Stop():
-                self.stop = command
-            case c.Retire() | c.Warn() | c.Note():
-                pass
-            case _:
-                raise AssertionError(command)
+        """Do what the command asks, and answer it later."""
+        action = getattr(self, f"_do_{type(command).__name__.lower()}", None)
+        if action is not None:
+            action(command)
+
+    def _soon(self, event: Any, within: float = 1.0) -> None:
+        self.at(within * self.random.random(), event)
+
+    def _do_requestprompts(self, command: c.RequestPrompts) -> None:
+        stop = min(self.next_prompt + command.count, self.world.prompts)
+        got = tuple(range(self.next_prompt, stop))
+        self.next_prompt = max(stop, self.next_prompt)
+        if got:
+            self._soon(e.PromptsArrived(command.id, got))
+        if len(got) < command.count:
+            self.at(1.0, e.DataEnded(command.id))
+
+    def _do_admit(self, command: c.Admit) -> None:
+        assert sum(entry[1] == command.instance for entry in self.running.values()) < self.world.slots, "no free slot"
+        if command.group in self.world.hang:
+            return
+        base = (command.group, command.sample, command.attempt, command.instance)
+        event: Any = e.TrajectoryFinished(command.id, *base, 10, command.version, command.version)
+        if self.random.random() < self.world.fail:
+            event = e.TrajectoryFailed(command.id, *base, "boom")
+        self.running[base[:3]] = [event, command.instance]
+        slow = 20 if int(command.instance[1:]) < self.world.slow else 1
+        self.at(slow * (1 + self.random.random() ** -0.5), event)
+
+    def _do_abort(self, command: c.Abort) -> None:
+        self.running.pop((command.group, command.sample, command.attempt), None)
+        self._soon(e.Aborted(command.id))
+
+    def _do_materialize(self, command: c.Materialize) -> None:
+        signal, drop = self.random.random() >= self.world.no_signal, self.random.random() < self.world.drop
+        self._soon(e.GroupMaterialized(command.id, command.group, signal, len(command.samples), "", drop))
+
+    def _do_dispatch(self, command: c.Dispatch) -> None:
+        self._soon(e.DispatchConsumed(command.id), self.world.update_seconds)
+        if command.step:
+            self.at(self.world.update_seconds, e.UpdateFinished(command.id, command.update))
+        self.stale = max([self.stale, *command.staleness])
+
+    def _do_publish(self, command: c.Publish) -> None:
+        self._soon(e.Published(command.id, command.version, "x"))
+
+    def _do_loadweights(self, command: c.LoadWeights) -> None:
+        if command.instance in self.up:
+            self._soon(e.WeightsLive(command.id, command.instance, command.version, "x", 0.0, 1.0))
+
+    def _do_migrate(self, command: c.Migrate) -> None:
+        if self.random.random() < self.world.move_fails:
+            self._soon(e.CommandFailed(command.id, "no"))
+            return
+        moved = []
+        for key, entry in self.running.items():
+            movable = key[:2] in command.trajectories and entry[1] == command.source and command.target in self.up
+            if movable and self.random.random() < 0.9:
+                entry[1] = command.target
+                moved.append(key[:2])
+        self._soon(e.Migrated(command.id, tuple(moved)))
+
+    def _do_evaluate(self, command: c.Evaluate) -> None:
+        self._soon(e.Evaluated(command.id), 3.0)
+
+    def _do_checkpoint(self, command: c.Checkpoint) -> None:
+        self._soon(e.CheckpointDone(command.id, command.update))
+
+    def _do_stop(self, command: c.Stop) -> None:
+        self.stop = command
 
     def of(self, kind: type[Any]) -> list[Any]:
         """All commands of a kind so far."""

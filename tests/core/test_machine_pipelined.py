@@ -1,9 +1,10 @@
 """Pipelined rounds: dispatches, the frontier, and what falls out in between."""
 
-from paceline.core import commands as c
-from paceline.core import events as e
 from tests.core.hand import schedule
 from tests.core.script import Script, admitted, kinds
+
+from paceline.core import commands as c
+from paceline.core import events as e
 
 
 def test_gradients_accumulate_over_dispatches_and_the_step_names_the_whole_update() -> None:

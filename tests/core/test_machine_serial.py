@@ -1,10 +1,11 @@
 """Serial runs by hand, with the exact commands."""
 
+from tests.core.hand import schedule
+from tests.core.script import Script, admitted, kinds
+
 from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.schedule import Resume
-from tests.core.hand import schedule
-from tests.core.script import Script, admitted, kinds
 
 
 def test_a_serial_run_of_two_updates_sends_exactly_these_commands() -> None:
@@ -127,7 +128,8 @@ def test_data_that_is_empty_ends_the_run_without_an_update() -> None:
     s = Script(schedule("serial"))
     s.feed(e.Started())
     s.feed(e.DataEnded(s.last(c.RequestPrompts).id))
-    assert kinds(s.published()) == ["Stop"]
+    assert kinds(s.published()) == ["Checkpoint"]
+    assert s.saved()[0].reason == "the data ended after 0 updates"
 
 
 def test_in_order_consumes_groups_in_order_of_submission() -> None:

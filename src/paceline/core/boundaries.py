@@ -12,6 +12,9 @@ from paceline.core.schedule import AUTO, Resume
 from paceline.core.state import Machinery
 from paceline.core.training import Training
 
+Content = tuple[int, int, tuple[int, ...], int]
+"""Update, version, pending and next index: the fields of a Checkpoint."""
+
 
 class Boundaries:
     """Produces Checkpoint and Stop, and says when to publish, to open a round and to dispatch."""
@@ -35,7 +38,10 @@ class Boundaries:
         self._every = shared.schedule.checkpoint_every
         self._next = (shared.update // self._every + 1) * self._every if self._every else 0
         self._due = False
-        self._saved = (resume.update, resume.version, tuple(sorted(resume.pending)), resume.next_index)
+        self._saved: Content | None = None
+        """What the last checkpoint holds; a resumed run starts from one."""
+        if resume != Resume():
+            self._saved = (resume.update, resume.version, tuple(sorted(resume.pending)), resume.next_index)
         self._drains = shared.schedule.at_publish == "drain" and not shared.traits.balanced
         self.meter = Meter()
         self.stopped = False
@@ -86,7 +92,7 @@ class Boundaries:
         load = self.meter.load(s.group_size, s.groups_per_round, s.groups_per_update, slots, len(m.fleet.instances))
         self.meter.new_round()
         self._admission.frontier = None if load is None else choose(load)
-        chosen = "unlimited (not measured yet)" if load is None else f"{self._admission.frontier} groups ({load})"
+        chosen = "unlimited, nothing is measured yet" if load is None else f"F = {self._admission.frontier} from {load}"
         m.out.tell(Note(m.out.next_id(), f"frontier of round {self._intake.rounds}: {chosen}"))
 
     def published(self) -> None:
@@ -95,14 +101,14 @@ class Boundaries:
             self._due = True
             self._next = (self._m.update // self._every + 1) * self._every
 
-    def _content(self) -> tuple[int, int, tuple[int, ...], int]:
+    def _content(self) -> Content:
         m = self._m
         pending = tuple(sorted([*m.groups.live, *self._intake.unseen()]))
         return m.update, m.versions.newest + (1 if m.issued else 0), pending, self._intake.next_index
 
     def _checkpoint(self) -> None:
-        self._saved = self._content()
-        self._m.out.ask(Checkpoint(self._m.out.next_id(), *self._saved))
+        content = self._saved = self._content()
+        self._m.out.ask(Checkpoint(self._m.out.next_id(), *content))
 
     def _leave(self, reason: str) -> None:
         """A last checkpoint, unless the last one has it all; then stop."""

@@ -63,6 +63,7 @@ class Fleet:
         assert instance.loading is None
         instance.loading, instance.replaces = version, replaces
         self._versions.hold(version)
+        self.refresh(instance)
 
     def live(self, instance: Instance) -> None:
         """The load arrived: the instance serves the version, with all work of the one it replaces."""
@@ -100,7 +101,8 @@ class Fleet:
 
     def refresh(self, instance: Instance) -> None:
         """Recompute the lanes of an instance after its weights, aim or heat changed."""
-        served = () if instance.hot else tuple(sorted({self.lane_of(v) for v in instance.held if v in instance.target}))
+        stays = [v for v in instance.held if v in instance.target and v != instance.replaces]
+        served = () if instance.hot else tuple(sorted({self.lane_of(v) for v in stays}))
         for lane in instance.lanes:
             _decrement(self.sizes, lane)
             if lane not in self.sizes and lane not in served:

@@ -1,0 +1,167 @@
+"""Versions side by side: who serves what, what moves, and who waits."""
+
+from typing import Any
+
+from tests.core.hand import schedule
+from tests.core.script import Script, admitted, kinds
+
+from paceline.core import commands as c
+from paceline.core import events as e
+
+
+def multi(**values: Any) -> Script:
+    return Script(schedule("multiversion", **{"u": 1, "group_size": 1, "version_window": 2, "total_updates": 9, **values}))
+
+
+def test_a_group_keeps_its_version_and_new_groups_start_on_the_newest() -> None:
+    s = multi(group_size=2)
+    s.begin("a", "b", slots=2)
+    assert [(g, where) for g, _, _, where, _ in admitted(s.prompts())] == [(0, "a"), (0, "a"), (1, "b"), (1, "b")]
+    s.serve(0, 2)
+    s.updated()
+    out = s.published()
+    assert out == [c.LoadWeights(out[0].id, "a", 1, "none", 0)]
+    assert s.prompts() == []  # version 0 is served, but has no seat for another group
+    out = s.live("a")
+    assert admitted(out) == [(2, 0, 0, "a", 1), (2, 1, 0, "a", 1)]
+    assert s.finish(1, 1) == []
+    assert kinds(s.finish(1, 0)) == ["Materialize", "LoadWeights"]
+
+
+def test_one_instance_finishes_the_old_version_before_it_loads_the_new_one() -> None:
+    s = multi()
+    s.begin("a")
+    s.prompts()
+    s.serve(0)
+    s.updated()
+    assert s.published() == []
+    assert s.prompts() == []
+    out = s.finish(1)
+    assert kinds(out) == ["Materialize", "LoadWeights"]
+    assert s.reward(1)[0].staleness == (1,)
+
+
+def test_an_instance_that_holds_two_versions_serves_them_side_by_side() -> None:
+    s = multi()
+    s.begin("a", versions_held=2)
+    s.prompts()
+    s.serve(0)
+    s.updated()
+    out = s.published()
+    assert out == [c.LoadWeights(out[0].id, "a", 1)]
+    s.prompts()
+    assert admitted(s.live()) == [(2, 0, 0, "a", 1)]
+    s.serve(1)
+    s.updated()
+    out = s.published()
+    assert [x for x in out if isinstance(x, c.LoadWeights)] == [c.LoadWeights(s.last(c.LoadWeights).id, "a", 2, "none", 0)]
+
+
+def test_work_moves_off_an_instance_that_is_meant_for_the_newest_version() -> None:
+    s = multi(u=2, upp=1)
+    s.begin("a", "b", slots=2, exports_kv=True)
+    s.prompts()  # 0 and 2 on a, 1 and 3 on b
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    out = s.published()
+    assert kinds(out) == ["Migrate"]
+    assert (out[0].trajectories, out[0].source, out[0].target, out[0].version) == (((2, 0),), "a", "b", 0)
+    out = s.feed(e.Migrated(out[0].id, ((2, 0),)))
+    assert out == [c.LoadWeights(out[0].id, "a", 1, "none", 0)]
+    a = s.admit(2, 0)
+    assert kinds(s.feed(e.TrajectoryFinished(a.id, 2, 0, 0, "b", 5, 0, 0))) == ["Materialize"]
+
+
+def test_without_kv_export_an_instance_is_taken_over_when_its_work_is_done() -> None:
+    s = multi(u=2, upp=1)
+    s.begin("a", "b", slots=2)
+    s.prompts()
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    assert s.published() == []
+    assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
+
+
+def test_a_failed_migration_leaves_everything_where_it_was() -> None:
+    s = multi(u=2, upp=1)
+    s.begin("a", "b", slots=2, exports_kv=True)
+    s.prompts()
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    (move,) = s.published()
+    again = s.feed(e.CommandFailed(move.id, "no room"))
+    assert kinds(again) == ["Migrate"]  # the slot is still free, and the move still wanted
+    assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
+
+
+def test_an_attempt_that_arrives_after_its_source_was_lost_is_aborted_and_keeps_its_slot_until_then() -> None:
+    s = multi(u=2, upp=1)
+    s.begin("a", "b", slots=2, exports_kv=True)
+    s.prompts()
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    (move,) = s.published()
+    assert admitted(s.lost("a")) == []  # b: one running, one slot reserved for the move
+    out = s.feed(e.Migrated(move.id, ((2, 0),)))
+    assert out == [c.Abort(out[0].id, 2, 0, 0, "b", "moved after it was given up")]
+    assert admitted(s.feed(e.Aborted(out[0].id))) == [(2, 0, 1, "b", 0)]
+
+
+def test_a_full_kv_cache_sends_work_to_an_instance_with_room() -> None:
+    s = multi(u=4, d=1, version_window=1)
+    s.begin("a", "b", slots=4, kv_tokens=100, exports_kv=True)
+    s.prompts()
+    out = s.feed(e.InstanceReport("a", 95, 10.0, 2, 0))
+    assert kinds(out) == ["Migrate"]
+    assert (out[0].source, out[0].target, len(out[0].trajectories)) == ("a", "b", 1)
+
+
+def test_a_lost_version_gets_another_instance() -> None:
+    s = multi()
+    s.begin("a", "b", slots=1)
+    s.prompts()  # group 0 on a, group 1 on b
+    s.serve(0)
+    s.updated()
+    s.published()
+    s.prompts()
+    s.live("a")  # group 2 on a under version 1
+    s.lost("b")  # group 1 of version 0 has nobody; the oldest version comes first
+    s.finish(2)
+    assert s.last(c.LoadWeights) == c.LoadWeights(s.last(c.LoadWeights).id, "a", 0, "none", 1)
+    assert admitted(s.live("a")) == [(1, 0, 1, "a", 0)]
+
+
+def test_a_version_retires_when_no_group_and_no_instance_needs_it() -> None:
+    s = multi()
+    s.begin("a", "b", slots=1)
+    s.prompts()
+    s.serve(0)
+    s.updated()
+    s.published()
+    s.live("a")
+    s.finish(1)
+    assert s.of(c.Retire) == []
+    s.reward(1)
+    s.live("b")
+    assert [x.version for x in s.of(c.Retire)] == [0]
+
+
+def test_updates_consume_the_oldest_version_first() -> None:
+    s = multi(u=2, d=2, upp=1)
+    s.begin("a", "b", "d", slots=2, versions_held=2)
+    s.prompts()
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    s.published()
+    s.prompts()
+    for name in ("a", "b", "d"):
+        s.live(name)
+    s.finish(4)
+    s.reward(4)
+    assert s.serve(2) == []  # 3 and 2 are of version 0 and both must be in the next update
+    assert s.serve(3)[0].groups == (2, 3)
