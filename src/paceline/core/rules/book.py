@@ -97,11 +97,11 @@ class Book:
         self.admits[command.group, command.sample, command.attempt] = command.id
         if (group := self.groups.get(command.group)) is None:
             return
-        if (before := group.samples.get(command.sample)) is not None and before.state == FINISHED:
+        if group.scored is not None:
             # An over-stale group is generated anew as a whole.
             for sample in group.samples.values():
-                sample.state = ENDED if sample.state == FINISHED else sample.state
-        elif before is not None:
+                self._end(sample)
+        elif (before := group.samples.get(command.sample)) is not None:
             self._end(before)
         group.samples[command.sample] = Sample(command)
         group.scored = group.outcome = None
