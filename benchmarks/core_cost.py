@@ -12,7 +12,6 @@ from time import perf_counter_ns
 from typing import Any, get_args
 
 from evidence import measured
-
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.machine import Machine

@@ -8,25 +8,19 @@ import time
 from typing import Any, get_args
 
 from evidence import measured
-
 from paceline.core.schedule import Preset
 from paceline.sim import cases
-from paceline.sim.driver import simulate
+from paceline.sim.trials import trial
 
 
 def one(preset: Preset, seed: int) -> tuple[str, int]:
-    """What is wrong with one random run ("" = nothing), and how many records it made."""
+    """What is wrong with one random run ("" = nothing), and how many records it made. Half of the runs are killed and resumed."""
     pick = cases.Chooser(random.Random(f"{preset} {seed}").choice)
     schedule = cases.schedule(preset, pick)
     world = cases.world(pick, schedule)
-    trace = simulate(schedule, world)
-    if trace.violations:
-        return str(trace.violations[0]), len(trace.records)
-    if trace.stalled:
-        return f"stalled: {trace.stalled}", len(trace.records)
-    if trace.stop is not None and not trace.stop.ok and not cases.may_fail(schedule, world):
-        return f"stopped with an error: {trace.stop.reason}", len(trace.records)
-    return "", len(trace.records)
+    kills = [float(pick.upto(1, 60)) for _ in range(pick.of(0, 0, 0, 1, 2, 3))]
+    found = trial(schedule, world, kills)
+    return "; ".join(found.wrong[:2]), found.records
 
 
 def many(preset: Preset, runs: int, first: int) -> dict[str, Any]:

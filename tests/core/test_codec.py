@@ -79,6 +79,8 @@ def test_a_record_of_another_schema_kind_or_type_is_refused(change, message):
 def test_a_word_that_is_not_in_the_vocabulary_is_refused():
     with pytest.raises(RecordError, match="expected one of"):
         decode(encode(c.Terminal(1, 2, "trained")) | {"state": "lost"})
+    with pytest.raises(RecordError, match="expected int or expected NoneType"):
+        decode(encode(c.LoadWeights(1, "i0", 2)) | {"replaces": "1"})
     with pytest.raises(RecordError, match="expected a list of 2"):
         decode(encode(e.Migrated(1, ((1, 2),))) | {"moved": [[1, 2, 3]]})
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from paceline.core.machine import Machine
 
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.core.machine import Machine
 from paceline.core.rules import Rules
 from paceline.core.rules.facts import RUNNING
 from paceline.core.schedule import Resume
@@ -181,6 +181,11 @@ class Adversary(RuleBasedStateMachine):
     def ask_to_stop(self, how, really):
         if really == 0:
             self.feed(e.StopRequested(how, "asked to"))
+
+    @precondition(lambda self: self.stopped)
+    @rule(which=st.integers(0, 10**6))
+    def talk_after_the_end(self, which):
+        assert self.machine.step(self.given[which % len(self.given)], self.now) == []
 
     @precondition(lambda self: bool(self.checkpoints))
     @rule(which=st.integers(0, 10**6))

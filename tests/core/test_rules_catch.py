@@ -66,7 +66,7 @@ def serial_story():
         c.Terminal(12, 1, "trained"),
         c.Publish(13, 1, 1),
         e.Published(13, 1, "f1"),
-        c.LoadWeights(14, "i0", 1),
+        c.LoadWeights(14, "i0", 1, replaces=0),
         live(14, 1),
         c.Retire(15, 0),
         c.Evaluate(16, 1, 1),
@@ -91,7 +91,7 @@ def streaming_story():
         c.Terminal(11, 0, "trained"),
         c.Publish(13, 1, 1),
         e.Published(13, 1, "f1"),
-        c.LoadWeights(14, "i0", 1, "keep"),
+        c.LoadWeights(14, "i0", 1, "keep", 0),
         live(14, 1),
         done(6, 1, 0, 0, 1),
         done(7, 1, 1, 1, 1),
@@ -126,7 +126,7 @@ def multiversion_story():
         e.Migrated(13, ((1, 0),)),
         c.Migrate(14, ((1, 1),), "i1", "i0", 0),
         e.Migrated(14, ((1, 1),)),
-        c.LoadWeights(15, "i1", 1),
+        c.LoadWeights(15, "i1", 1, replaces=0),
         live(15, 1, "i1"),
         done(6, 1, 0),
         done(7, 1, 1),
@@ -248,7 +248,13 @@ BROKEN = [
     (5, "work is admitted before the weights are live", "serial", drop(e.WeightsLive)),
     (5, "work is admitted under weights that the instance does not serve", "serial", change(c.Admit, version=1)),
     (5, "work is admitted to an instance that is not there", "serial", change(c.Admit, instance="i9")),
-    (5, "weights are replaced under running work", "serial", insert(c.Materialize, c.LoadWeights(40, "i0", 0), c.LoadWeights(41, "i0", 1))),
+    (
+        5,
+        "weights are replaced under running work",
+        "serial",
+        insert(c.Materialize, c.LoadWeights(40, "i0", 0), c.LoadWeights(41, "i0", 1, replaces=0)),
+    ),
+    (5, "an instance gets more versions than it holds", "serial", change(c.LoadWeights, 1, replaces=None)),
     (5, "weights change under kept work that is said to be gone", "streaming", change(c.LoadWeights, 1, unfinished="none")),
     (5, "tokens are of a version that was never live", "streaming", change(e.TrajectoryFinished, 2, version_max=2)),
     (5, "tokens are older than the admission", "streaming", change(e.TrajectoryFinished, 2, version_min=-1)),
@@ -404,7 +410,7 @@ def test_memory_follows_what_is_alive_and_not_how_long_the_run_has_lasted():
         feed(done(a, g, 0, g), done(b, g, 1, g), c.Materialize(score, g, (0, 1)), scored(score, g))
         feed(c.Dispatch(step, (g,), True, g + 1, (g,), (0,), (0,)), e.UpdateFinished(step, g + 1), c.Terminal(end, g, "trained"))
         feed(c.Publish(publish, g + 1, g + 1), e.Published(publish, g + 1, f"f{g + 1}"))
-        feed(c.LoadWeights(load, "i0", g + 1), live(load, g + 1), c.Retire(retire, g))
+        feed(c.LoadWeights(load, "i0", g + 1, replaces=g), live(load, g + 1), c.Retire(retire, g))
     book = rules.book
     sizes = [len(x) for x in (book.groups, book.open, book.admits, book.aborting, book.contains, book.fingerprints, book.users)]
     assert max(sizes) <= 1

@@ -44,7 +44,7 @@ def schedule(preset: Preset, pick: Chooser) -> Schedule:
         groups_per_dispatch=pick.upto(1, u),
         updates_per_publish=upp,
         start_when="dispatch",
-        total_updates=pick.upto(1, 7),
+        total_updates=pick.of(1, 2, 3, 5, 8, 13),
         no_signal=pick.of("keep", "drop", "refill"),
         refill_limit=pick.upto(0, 2),
         attempts=pick.upto(1, 3),
@@ -111,15 +111,15 @@ def world(pick: Chooser, schedule: Schedule) -> World:
     return World(
         instances=instances,
         seed=pick.upto(0, 999),
-        prompts=pick.of(None, None, 1, 5, 23),
+        prompts=pick.of(None, None, None, None, 1, 5, 23, 60),
         end_early=pick.of(False, True),
         lengths=Lengths(pick.of("fixed", "uniform", "long_tail"), 100, 2000),
-        failure=pick.of(0.0, 0.0, 0.1, 0.4),
+        failure=pick.of(0.0, 0.0, 0.0, 0.1, 0.4),
         late=pick.of(0.0, 0.5),
-        no_signal=pick.of(0.0, 0.3, 0.7),
-        dropped=pick.of(0.0, 0.2),
-        lost_rewards=pick.of(0.0, 0.3),
-        reward_failure=pick.of(0.0, 0.1),
+        no_signal=pick.of(0.0, 0.0, 0.3, 0.7),
+        dropped=pick.of(0.0, 0.0, 0.0, 0.2),
+        lost_rewards=pick.of(0.0, 0.0, 0.3),
+        reward_failure=pick.of(0.0, 0.0, 0.0, 0.1),
         load_failure=pick.of(0.0, 0.1),
         migrate_failure=pick.of(0.0, 0.5),
         slow_reward=pick.of(0.0, 0.1),
@@ -135,10 +135,10 @@ def world(pick: Chooser, schedule: Schedule) -> World:
 
 
 def _stop(pick: Chooser) -> tuple[float, Literal["checkpoint", "now"]] | None:
-    if pick.of(True, True, True, False):
+    if pick.of(True, True, True, True, True, False):
         return None
     how: Literal["checkpoint", "now"] = "now" if pick.of(False, False, True) else "checkpoint"
-    return pick.upto(0, 20) / 2, how
+    return pick.upto(0, 80) / 2, how
 
 
 def _instance(number: int, pick: Chooser, least: int) -> FakeInstance:

@@ -49,6 +49,11 @@ class Trace:
         """The commands alone."""
         return [r for _, r in self.records if type(r) not in _EVENTS]  # type: ignore[misc]
 
+    @property
+    def stopping(self) -> str:
+        """How the user asked to stop: "checkpoint", "now", or "" (not asked)."""
+        return next((r.how for _, r in reversed(self.records) if type(r) is e.StopRequested), "")
+
     def resume(self) -> Resume | None:
         """Where a restored run continues: the last checkpoint that was complete; None before the first."""
         open_: dict[int, c.Checkpoint] = {}

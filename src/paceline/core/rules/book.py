@@ -73,15 +73,6 @@ class Book:
         """Whether a command of type `kind` is open."""
         return self.counts.get(kind, 0) > 0
 
-    def makes_way(self, instance: Instance, version: int) -> int | None:
-        """The version that leaves the instance when `version` comes: the oldest that no trajectory runs under."""
-        if version in instance.versions or len(instance.versions) < instance.info.versions_held:
-            return None
-        if len(instance.versions) == 1:
-            return instance.versions[0]
-        busy = {self.open[n].version for n in instance.open if n in self.open and type(self.open[n]) is c.Admit}
-        return min((v for v in instance.versions if v not in busy), default=min(instance.versions))
-
     def promising(self) -> list[int]:
         """Groups that may still train and are not consumed yet."""
         return [i for i, g in self.groups.items() if not g.dispatched and (g.outcome is None or self.trainable(g.outcome))]
@@ -106,7 +97,11 @@ class Book:
         self.admits[command.group, command.sample, command.attempt] = command.id
         if (group := self.groups.get(command.group)) is None:
             return
-        if (before := group.samples.get(command.sample)) is not None:
+        if group.scored is not None:
+            # An over-stale group is generated anew as a whole.
+            for sample in group.samples.values():
+                self._end(sample)
+        elif (before := group.samples.get(command.sample)) is not None:
             self._end(before)
         group.samples[command.sample] = Sample(command)
         group.scored = group.outcome = None
@@ -144,7 +139,7 @@ class Book:
     def _load(self, command: c.LoadWeights) -> None:
         self._on_instance(command)
         if (instance := self.instances.get(command.instance)) is not None:
-            instance.loading[command.id] = (command.version, self.makes_way(instance, command.version))
+            instance.loading[command.id] = (command.version, command.replaces)
 
     def _retire(self, command: c.Retire) -> None:
         self.fingerprints.pop(command.version, None)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from paceline.core import commands as c
 from paceline.core import events as e
-from paceline.core.rules.facts import ENDED, FINISHED, PARKED, Group, Sample
+from paceline.core.rules.facts import ENDED, FINISHED, PARKED, RUNNING, Group, Sample
 from paceline.core.rules.fold import Check, Rule
 
 
@@ -52,15 +52,15 @@ class ExactlyOnce(Rule):
 
     def _attempts(self, group: Group, sample: Sample | None) -> tuple[int, ...]:
         """Attempts that may be admitted next. State of a parked trajectory may be gone, then it starts anew."""
-        if sample is None:
-            return (0,)
-        if sample.state == ENDED:
-            return (sample.attempt + 1,)
-        if sample.state == PARKED:
+        if group.scored is not None:
+            stale = 0 <= group.low() < self.book.newest - self.schedule.bound
+            if not stale or self.schedule.overstale != "retry":
+                return ()
+        elif sample is not None and sample.state in (RUNNING, FINISHED):
+            return ()
+        if sample is not None and sample.state == PARKED:
             return (sample.attempt, sample.attempt + 1)
-        stale = 0 <= group.low() < self.book.newest - self.schedule.bound
-        again = sample.state == FINISHED and self.schedule.overstale == "retry" and stale
-        return (sample.attempt + 1,) if again else ()
+        return (0,) if sample is None else (sample.attempt + 1,)
 
     def _dispatch(self, command: c.Dispatch, now: float) -> str | None:
         for index in command.groups:

@@ -114,7 +114,10 @@ class BehaviourLogprobs(Rule):
         instance = self.book.instances.get(command.instance)
         if instance is None:
             return f"version {command.version} was sent to {command.instance}, which is not there"
-        replaced = self.book.makes_way(instance, command.version)
+        replaced = command.replaces
+        kept = {*instance.versions, *(version for version, _ in instance.loading.values())} - {command.version, replaced}
+        if len(kept) >= instance.info.versions_held:
+            return f"version {command.version} was sent to {command.instance}, which is full with versions {sorted(kept)}"
         if replaced is None:
             return None
         admits = (o for n in instance.open if type(o := self.book.open.get(n)) is c.Admit and n not in self.book.aborting)
