@@ -127,7 +127,13 @@ def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_un
 def test_a_reward_that_raises_ends_the_run_soon_by_name_and_leaves_no_child(place: Path) -> None:
     lines = [json.dumps({"prompt": f"say hello {i}", "answer": "fails" if i >= 2 else "fine"}) for i in range(6)]
     (place / "failing.jsonl").write_text("\n".join(lines))
-    words = (f"run.dir={place / 'failing'}", f"task.path={place / 'failing.jsonl'}", "task.shuffle=false", "run.updates=3", "run.checkpoint_every=1")
+    words = (
+        f"run.dir={place / 'failing'}",
+        f"task.path={place / 'failing.jsonl'}",
+        "task.shuffle=false",
+        "run.updates=3",
+        "run.checkpoint_every=1",
+    )
     ended = train(place, "plain.toml", *words)
     assert ended.returncode == 1, ended.stderr
     assert "reward length raised ValueError on row 2" in ended.stdout

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.rundir import RunDir, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
-from paceline.types.errors import PacelineError, RuleViolated, WorkerLost
+from paceline.types.errors import RuleViolated, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Sampling
 
@@ -335,9 +335,35 @@ async def test_groups_without_signal_are_told_aloud(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(total_updates=4), judge={"equal": True})
     assert (await run.go()).ok
     assert any("every group has equal rewards" in progress.message for progress in run.said)
-    dropped = Run(tmp_path / "drop", replace(schedule(total_updates=4), no_signal="refill", refill_limit=1), judge={"equal": True})
-    try:
-        stop = await dropped.go()
-        assert stop.reason
-    except PacelineError as error:
-        assert str(error)
+
+async def test_a_task_without_any_signal_ends_with_an_error_after_a_bounded_number_of_rounds(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(no_signal="drop", empty_limit=3), judge={"equal": True})
+    stop = await run.go()
+    assert not stop.ok
+    assert len(run.records(Materialize)) == 3 * 2
+    assert run.trained() == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0"], "and leaves a usable checkpoint"
+
+
+async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule())
+    killed: list[str] = []
+
+    def kill_the_judge(progress: Progress) -> None:
+        if progress.phase == "rollout" and not killed:
+            killed.append("reward-0")
+            run.pool.workers["reward-0"].kill()
+
+    run.watch = kill_the_judge
+    assert (await run.go()).ok
+    assert killed
+    assert run.records(CommandFailed) == []
+    assert run.rows()[-1]["workers/restarts"] == 1
+
+
+async def test_nothing_of_a_finished_group_is_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(total_updates=20))
+    await run.go()
+    board = run.session.board
+    assert (board.prompts, board.trajectories, board.scored) == ({}, {}, {})
+    assert len(list((tmp_path / "weights").iterdir())) == 1

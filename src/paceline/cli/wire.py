@@ -110,7 +110,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         reason=stop.reason,
         update=session.recorder.update,
         total=schedule.total_updates,
-        interrupted=session.interrupted,
+        interrupted=session.interrupted and session.recorder.update < schedule.total_updates,
         model=str(rundir.model) if session.exported else "",
         resumable=rundir.latest_checkpoint() is not None,
     )

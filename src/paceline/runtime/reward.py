@@ -88,5 +88,12 @@ class RewardFleet:
         return answer
 
     async def _fill(self, seat: Seat) -> None:
-        await seat.fill(lambda report: None, lambda reason: self._restart(seat, reason))
+        await seat.fill(lambda report: None, lambda reason: self._lost(seat, reason))
         self._free.put_nowait(seat)
+
+    def _lost(self, seat: Seat, reason: str) -> None:
+        idle = [self._free.get_nowait() for _ in range(self._free.qsize())]
+        for other in idle:
+            if other is not seat:
+                self._free.put_nowait(other)
+        self._restart(seat, reason)

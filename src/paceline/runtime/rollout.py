@@ -98,16 +98,14 @@ class RolloutFleet:
 
     async def report(self, seconds: float) -> None:
         """Ask every instance for its load, which also shows that it still answers. `seconds` have passed since the last time."""
-        for name, instance in self._instances.items():
-            if not instance.seat.filled:
-                continue
-            try:
-                load: EngineLoad = await instance.seat.call("load_state")
-            except WorkerLost:
-                continue  # its loss is an event of its own
+        await asyncio.gather(*(self._look_at(instance, seconds) for instance in self._instances.values() if instance.seat.filled))
+
+    async def _look_at(self, instance: Instance, seconds: float) -> None:
+        with contextlib.suppress(WorkerLost):  # its loss is an event of its own
+            load: EngineLoad = await instance.seat.call("load_state")
             speed = max(0, load.tokens - instance.tokens) / seconds
             instance.tokens = load.tokens
-            self._post(InstanceReport(name, load.kv_used, speed, load.running, load.waiting))
+            self._post(InstanceReport(instance.seat.name, load.kv_used, speed, load.running, load.waiting))
 
     async def _fill(self, name: str) -> InstanceInfo:
         instance = self._instances[name]

@@ -97,7 +97,7 @@ class Session:
         machine = Machine(lineage.schedule, lineage.resume)
         self.driver = Driver(machine, Rules(lineage.schedule, lineage.resume), ledger, timer_s=timer_s)
         post, board, watch = self.driver.post, Board(), Stopwatch(self.driver.now)
-        self._board = board
+        self.board = board
         self._watch = watch
 
         def seat(spec: WorkerSpec) -> Seat:
@@ -196,14 +196,14 @@ class Session:
         return self._training.dispatch(command)
 
     def _terminal(self, command: c.Terminal) -> None:
-        self._board.release(command.group)
+        self.board.release(command.group)
         self.recorder.terminal(command)
 
     def _seal(self, commands: Sequence[c.Command]) -> None:
         """Payload durable before the ledger row that relies on it: the trajectories that a dispatch consumes."""
         for command in commands:
             if isinstance(command, c.Dispatch) and command.groups:
-                self._segments.write(command, [self._board.scored[group] for group in command.groups])
+                self._segments.write(command, [self.board.scored[group] for group in command.groups])
 
     async def _evaluate(self, command: c.Evaluate) -> None:
         if self._evaluation is None:
