@@ -40,7 +40,9 @@ KINDS: dict[type[Any], str] = {
 """Commands that are answered, and the name under which the schedule gives their deadline."""
 
 FLEET = "instances"
-"""Name of the deadline for an empty fleet."""
+"""The wait for any instance at all."""
+GROUPS = "groups"
+"""The trainer's wait for groups."""
 
 C = TypeVar("C")
 
@@ -81,13 +83,13 @@ def owner_and_name(command: Any) -> tuple[str, str]:
 class Outbox:
     """Numbers commands, collects those of the present step, and keeps the open ones by kind in the order of their deadlines."""
 
-    __slots__ = ("_last", "_open", "_seconds", "_sent", "fleet_seconds", "now")
+    __slots__ = ("_last", "_open", "_seconds", "_sent", "now", "own_seconds")
 
     def __init__(self, deadlines: Iterable[tuple[str, float]]) -> None:
         given = dict(deadlines)
         self.now = 0.0
-        self.fleet_seconds = given.get(FLEET, DEFAULT_SECONDS)
-        """Deadline of waiting for any instance at all."""
+        self.own_seconds = {name: given.get(name, DEFAULT_SECONDS) for name in (FLEET, GROUPS)}
+        """Deadlines of the waits that no single command stands for."""
         self._seconds = {kind: given.get(name, DEFAULT_SECONDS) for kind, name in KINDS.items()}
         # One dict per kind: its deadline is a constant and time never runs backwards, so insertion order is order of deadline.
         self._open: dict[type[Any], dict[int, tuple[Any, float, float]]] = {kind: {} for kind in KINDS}

@@ -66,7 +66,7 @@ class Schedule:
     """Multiversion: share of KV capacity above which an instance is relieved."""
     deadlines: tuple[tuple[str, float], ...] = ()
     """(kind, seconds): a wait of this kind (admit, abort, materialize, dispatch, publish, load, migrate, evaluate, checkpoint, prompts,
-    instances) that lasts longer is named in a Warn; 600 s for kinds not given."""
+    instances, groups) that lasts longer is named in a Warn; 600 s for kinds not given."""
 
     @property
     def bound(self) -> int:
