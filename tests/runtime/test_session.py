@@ -336,6 +336,7 @@ async def test_groups_without_signal_are_told_aloud(tmp_path: Path) -> None:
     assert (await run.go()).ok
     assert any("every group has equal rewards" in progress.message for progress in run.said)
 
+
 async def test_a_task_without_any_signal_ends_with_an_error_after_a_bounded_number_of_rounds(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(no_signal="drop", empty_limit=3), judge={"equal": True})
     stop = await run.go()

@@ -33,11 +33,11 @@ class Seat:
     async def fill(self, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         """Start the worker. Raises what its factory raised, or WorkerLost."""
 
-        def lost(reason: str) -> None:
+        def _lost(reason: str) -> None:
             self._worker = None
             on_lost(reason)
 
-        self._worker = await self._pool.start(self._spec, on_report, lost)
+        self._worker = await self._pool.start(self._spec, on_report, _lost)
 
     def count_loss(self, reason: str) -> None:
         """One more loss; raises WorkerLost when there were too many in a row."""

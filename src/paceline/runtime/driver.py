@@ -143,7 +143,8 @@ class Driver:
     def _perform(self, performers: Mapping[type, Performer], command: Command) -> None:
         work = performers[type(command)](command)
         if work is not None:
-            self.background(self._answered(command, work))
+            task = self.background(self._answered(command, work))
+            task.add_done_callback(lambda _: work.close())  # it never began if the run ended first
 
     async def _answered(self, command: Command, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -100,14 +100,14 @@ class Session:
         self.board = board
         self._watch = watch
 
-        def seat(spec: WorkerSpec) -> Seat:
+        def _seat(spec: WorkerSpec) -> Seat:
             return Seat(pool, spec, settings.answer_timeout_s)
 
-        self._trainer = seat(workers.trainer)
+        self._trainer = _seat(workers.trainer)
         self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update)
         self._source = Source(task, lineage.resume, board, post)
-        self._rollout = RolloutFleet([seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
-        rewards = [seat(spec) for spec in workers.reward]
+        self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
+        rewards = [_seat(spec) for spec in workers.reward]
         self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
         self._training = Training(self._trainer, board, watch, settings.gap_warn, post, self.recorder.updated, self.recorder.notice)
         self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
@@ -185,11 +185,11 @@ class Session:
         }
 
     def _in_phase(self, phase: str, perform: Performer) -> Performer:
-        def performed(command: c.Command) -> Coroutine[Any, Any, None] | None:
+        def _performed(command: c.Command) -> Coroutine[Any, Any, None] | None:
             self.recorder.phase(phase)
             return perform(command)
 
-        return performed
+        return _performed
 
     def _dispatch(self, command: c.Dispatch) -> Coroutine[Any, Any, None]:
         self.recorder.dispatched(command)

@@ -42,13 +42,13 @@ async def evaluate_alone(
     fleet.on_loss = evaluation.lost
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def judge_lost(seat: Seat, reason: str) -> None:
+    def _judge_lost(seat: Seat, reason: str) -> None:
         if not lost.done():
             lost.set_result(reason)
 
     try:
         on_progress(Progress(0, 0, {}, "start"))
-        await together(fleet.start(lambda name, reason: None), rewards.start(judge_lost))
+        await together(fleet.start(lambda name, reason: None), rewards.start(_judge_lost))
         await rewards.check(plan.prompts, settings.answer_timeout_s)
         on_progress(Progress(0, 0, {}, "evaluate"))
         return await _unless(lost, evaluation.run(fleet.names, START_VERSION))

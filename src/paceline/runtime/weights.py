@@ -21,7 +21,7 @@ from paceline.types.errors import EngineError, WorkerLost
 from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
 
-PROBE_BOUND: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.5}
+PROBE_BOUND: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 1.0}
 """Largest difference of a probe token's log-prob between trainer and instance, nats, by compute dtype."""
 PROBE_TOKENS = 64
 
