@@ -175,7 +175,7 @@ def test_waits_name_open_commands_with_owner_and_deadline() -> None:
     waits = {w.kind: w for w in s.machine.waits(1.0)}
     assert set(waits) == {"prompts", "publish", "instances"}
     assert (waits["prompts"].owner, waits["prompts"].what, waits["prompts"].deadline) == ("data source", "1 prompts", 3.0)
-    assert (waits["publish"].owner, waits["publish"].what) == ("trainer", "publish of version 0")
+    assert (waits["publish"].owner, waits["publish"].what) == ("trainer", "the publish of version 0")
 
 
 def test_a_fleet_that_stays_empty_is_named() -> None:
@@ -184,7 +184,10 @@ def test_a_fleet_that_stays_empty_is_named() -> None:
     s.published()
     s.prompts()
     messages = [w.message for w in s.feed(e.Timer(), 700.0)]
-    assert messages == ["instances: none has been up for 700.0 s"]
+    assert messages == [
+        "instances: the pool has owed an instance (none is up) for 700.0 s",
+        "groups: rollout has owed the trainer groups [0, 1] for 700.0 s",
+    ]
 
 
 def test_an_answer_that_cannot_be_is_an_assertion() -> None:
@@ -218,3 +221,33 @@ def test_the_automatic_frontier_is_fifo_first_and_then_chosen_from_what_was_meas
         s.consumed()
         s.updated()
     assert s.of(c.Note)[1].message.startswith("frontier of round 2: F = 1 from ")
+
+
+def test_an_instance_that_comes_up_again_without_a_loss_has_lost_its_work() -> None:
+    s = Script(schedule("serial", u=1, group_size=1))
+    s.begin()
+    s.prompts()
+    late = s.admit(0, 0)
+    assert kinds(s.up("a")) == ["LoadWeights"]
+    assert admitted(s.live("a")) == [(0, 0, 1, "a", 0)]
+    assert s.feed(e.TrajectoryFinished(late.id, 0, 0, 0, "a", 5, 0, 0)) == []
+
+
+def test_a_failed_admission_is_a_failed_attempt_and_a_failed_abort_still_frees_the_slot() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=2, attempts=1, on_failure="drop_group"))
+    s.begin(slots=2)
+    s.prompts()
+    abort, _, _ = s.feed(e.CommandFailed(s.admit(0, 0).id, "prompt too long"))
+    assert abort == c.Abort(abort.id, 0, 1, 0, "a", "group 0 sample 0 failed 1 times, the last time with: prompt too long")
+    assert admitted(s.feed(e.CommandFailed(abort.id, "gone already"))) == [(1, 1, 0, "a", 0)]
+
+
+def test_aborts_and_loads_of_a_lost_instance_are_waited_for_no_longer() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=2, attempts=1, on_failure="drop_group"))
+    s.begin(slots=2)
+    s.prompts()
+    s.fail(0, 0)
+    s.lost("a")
+    s.up("b")
+    s.lost("b")
+    assert {w.kind for w in s.machine.waits(0.0)} == {"instances", "groups"}

@@ -165,3 +165,49 @@ def test_updates_consume_the_oldest_version_first() -> None:
     s.reward(4)
     assert s.serve(2) == []  # 3 and 2 are of version 0 and both must be in the next update
     assert s.serve(3)[0].groups == (2, 3)
+
+
+def moving() -> tuple[Script, c.Migrate]:
+    """Version 1 is published; group 2 of version 0 moves from a to b, where group 3 of version 0 runs."""
+    s = multi(u=2, upp=1)
+    s.begin("a", "b", slots=2, exports_kv=True)
+    s.prompts()
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    (move,) = s.published()
+    return s, move
+
+
+def test_work_that_moved_to_an_instance_lost_meanwhile_is_admitted_again() -> None:
+    s, move = moving()
+    out = s.lost("b")  # a takes back its aim: it is the only one left, and version 0 is the oldest
+    assert admitted(out) == [(3, 0, 1, "a", 0)]
+    assert admitted(s.feed(e.Migrated(move.id, ((2, 0),)))) == [(2, 0, 1, "a", 0)]
+
+
+def test_a_trajectory_that_ends_before_its_move_is_answered_frees_both_slots() -> None:
+    s, move = moving()
+    assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
+    assert s.feed(e.Migrated(move.id, ())) == []
+    s.prompts()
+    assert len(admitted(s.live("a"))) == 2
+
+
+def test_an_instance_that_reports_idle_is_settled_and_one_that_is_not_is_left_alone() -> None:
+    s, _ = moving()
+    assert s.feed(e.InstanceIdle("a")) == []
+    assert s.feed(e.InstanceIdle("nobody")) == []
+
+
+def test_the_timer_rebalances_at_its_period() -> None:
+    s = multi(u=2, upp=1, rebalance_seconds=10.0)
+    s.begin("a", "b", slots=2)
+    s.prompts()
+    s.serve(0)
+    s.serve(1)
+    s.updated()
+    s.published()
+    assert s.feed(e.Timer(), 9.0) == []
+    assert s.feed(e.Timer(), 10.0) == []
+    assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]

@@ -46,7 +46,7 @@ def test_the_trainer_waits_by_name_for_a_group_that_would_get_over_stale() -> No
     s.live()
     s.prompts()
     assert s.serve(2) == []  # group 1 is of version 0 and must train before version 2 is published
-    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["groups [1], for the trainer"]
+    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["the trainer groups [1]"]
     out = s.serve(1)
     assert (out[0].groups, out[0].staleness) == ((1,), (1,))
 

@@ -27,27 +27,19 @@ class Admission:
 
     def fill_lane(self, lane: int) -> None:
         """Fill the free slots of one lane, as far as its work and the limits allow."""
-        if self.closed:
-            return
-        groups, fleet = self._m.groups, self._m.fleet
-        while True:
-            if self.frontier is not None and groups.flying >= self.frontier * self._m.schedule.group_size:
-                return
-            group = groups.next_waiting(lane) or self._next_fresh(lane)
-            if group is None:
-                return
-            instance = fleet.pick(lane, group.home)
-            if instance is None:
+        most = UNLIMITED if self.frontier is None else self.frontier * self._m.schedule.group_size
+        while not self.closed and self._m.groups.flying < most:
+            group = self._m.groups.next_waiting(lane) or self._next_fresh(lane)
+            instance = self._m.fleet.pick(lane, group.home) if group else None
+            if group is None or instance is None:
                 return
             version = self._weights(instance, lane)
+            if not self._may_enter(group, instance, version):
+                return
             if group.state == "fresh":
-                if instance.free < self._chunk or not self._may_run(version, self._m.versions.newest):
-                    return
-                groups.start(group, version, lane)
+                self._m.groups.start(group, version, lane)
             elif version < group.version:
-                if not self._may_run(version, group.version):
-                    return
-                groups.reversion(group, version)
+                self._m.groups.reversion(group, version)
             self._admit(group, instance, version)
 
     def _next_fresh(self, lane: int) -> Group | None:
@@ -61,12 +53,18 @@ class Admission:
     def _weights(self, instance: Instance, lane: int) -> int:
         return lane if self._m.traits.pinned else max(v for v in instance.held if v in instance.target)
 
-    def _may_run(self, version: int, instead_of: int) -> bool:
-        """Whether a group may get tokens of `version`, older than it has counted as so far."""
+    def _may_enter(self, group: Group, instance: Instance, version: int) -> bool:
+        """Whether a sample of the group may get tokens of `version` here: room, and no staleness beyond the bound."""
         m = self._m
         newest = m.versions.newest
+        fresh = group.state == "fresh"
+        if fresh and instance.free < self._chunk:
+            return False
+        counted = newest if fresh else group.version
+        if version >= counted:
+            return True
         if m.traits.paced:
-            return m.pace.fits(m.groups.counts, range(version, instead_of), newest, m.issued, m.given)
+            return m.pace.fits(m.groups.counts, range(version, counted), newest, m.issued, m.given)
         return newest - version <= m.schedule.staleness
 
     def _admit(self, group: Group, instance: Instance, version: int) -> None:

@@ -120,4 +120,5 @@ class Boundaries:
     def stop(self, reason: str, ok: bool) -> None:
         """The run is over."""
         self.stopped = True
+        self._m.leaving = reason
         self._m.out.tell(Stop(self._m.out.next_id(), reason, ok))

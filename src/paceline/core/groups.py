@@ -79,7 +79,7 @@ class Groups:
         """The first sample is about to be admitted under `version`."""
         assert self.fresh[0] is group, group.id
         self.fresh.popleft()
-        group.state = "open"
+        group.start()
         group.lane = lane
         self.open += 1
         self._enter(group, version, self._size)

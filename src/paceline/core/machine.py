@@ -5,14 +5,14 @@ Each event type has one handler; the parts it calls own one kind of decision eac
     intake      which prompts are asked for          admission   what starts, and where
     serving     what becomes of trajectories         training    when groups train; publishes
     loading     which weights an instance serves     placement   which version it should serve; migrations
-    boundaries  rounds, checkpoints, the end         bound       the rule that bounds staleness
+    boundaries  rounds, checkpoints, the end         watch       what is waited for, and what is overdue
 
 docs/design/machine.md says what every event and command means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core import events as ev
@@ -33,7 +33,7 @@ from paceline.core.commands import (
 )
 from paceline.core.intake import Intake
 from paceline.core.loading import Loading
-from paceline.core.outbox import DEFAULT_SECONDS, Wait
+from paceline.core.outbox import Wait
 from paceline.core.placement import Placement
 from paceline.core.presets import check
 from paceline.core.records import Instance
@@ -41,9 +41,7 @@ from paceline.core.schedule import Resume, Schedule
 from paceline.core.serving import Serving
 from paceline.core.state import Machinery
 from paceline.core.training import Training
-
-NAMED = 8
-"""Groups that a wait names at most."""
+from paceline.core.watch import Watch
 
 
 class Machine:
@@ -61,10 +59,9 @@ class Machine:
         self._placement = Placement(m, self._intake, self._loading, self._serving)
         self._training = Training(m, self._intake, self._serving)
         self._boundaries = Boundaries(m, resume, self._intake, self._admission, self._training, self._loading, self._placement)
+        self._watch = Watch(m, self._training, self._boundaries)
         self._started = False
         self._rebalanced = 0.0
-        self._bare_since = 0.0
-        self._bare_due = DEFAULT_SECONDS
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.Started: self._on_started,
             ev.PromptsArrived: self._on_prompts,
@@ -109,23 +106,8 @@ class Machine:
 
     def waits(self, now: float) -> list[Wait]:
         """What is waited for at `now`: open commands, instances if there are none, and the groups that the trainer needs."""
-        if self._boundaries.stopped or not self._started:
-            return []
-        waits = list(self._m.out.waits())
-        if not self._m.fleet.instances:
-            waits.append(Wait("instances", "pool", "an instance: none is up", self._bare_since, max(now, self._bare_due)))
-        if not self._boundaries.busy:
-            names = list(self._wanted_groups())
-            if names:
-                what = f"groups {names[:NAMED]}" + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-                waits.append(Wait("groups", "rollout", f"{what}, for the trainer", now, now + DEFAULT_SECONDS))
-        return waits
-
-    def _wanted_groups(self) -> Iterator[int]:
-        oldest = self._training.blocked_by
-        for group in self._m.groups.live.values():
-            if group.state in ("open", "served", "fresh") and (oldest is None or 0 <= group.version <= oldest):
-                yield group.id
+        assert now >= self._m.out.now, f"time ran backwards: {now} after {self._m.out.now}"
+        return [] if self._boundaries.stopped else list(self._watch.waits())
 
     def _progress(self) -> None:
         """Everything that may follow from what has changed; each part looks at counters only."""
@@ -141,6 +123,7 @@ class Machine:
         self._loading.evaluate()
         for version in m.versions.retired():
             m.out.retire(version)
+        self._watch.look()
 
     def _fill(self, lane: int) -> None:
         self._admission.fill_lane(lane)
@@ -150,8 +133,7 @@ class Machine:
     def _on_started(self, event: ev.Started) -> None:
         assert not self._started, "Started came twice"
         self._started = True
-        self._bare_since = self._rebalanced = self._m.out.now
-        self._bare_due = self._bare_since + DEFAULT_SECONDS
+        self._rebalanced = self._m.out.now
         self._training.publish(self._resume.version)
         self._progress()
 
@@ -188,7 +170,7 @@ class Machine:
             self._progress()
         else:
             self._fill(self._m.fleet.lane_of(version))
-        if not instance.held.get(version, 0) and instance.name in self._m.fleet.instances:
+        if not instance.held.get(version, 0):
             self._placement.settle(instance)
 
     def _on_information(self, event: ev.TrajectoryParked | ev.TrajectoryPreempted) -> None:
@@ -274,9 +256,6 @@ class Machine:
         self._loading.forget(instance)
         self._serving.displaced(instance)
         self._m.fleet.lost(instance)
-        if not self._m.fleet.instances:
-            self._bare_since = self._m.out.now
-            self._bare_due = self._bare_since + DEFAULT_SECONDS
         if self._m.traits.balanced:
             self._placement.rebalance()
 
@@ -293,10 +272,7 @@ class Machine:
 
     def _on_timer(self, event: ev.Timer) -> None:
         now, period = self._m.out.now, self._m.schedule.rebalance_seconds
-        self._m.out.name_overdue()
-        if not self._m.fleet.instances and now >= self._bare_due:
-            self._m.out.warn(f"instances: none has been up for {now - self._bare_since:.1f} s")
-            self._bare_due = now + DEFAULT_SECONDS
+        self._watch.name_overdue()
         if self._m.traits.balanced and period and now - self._rebalanced >= period:
             self._rebalanced = now
             self._placement.rebalance()

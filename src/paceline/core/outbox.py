@@ -39,6 +39,11 @@ KINDS: dict[type[Any], str] = {
 }
 """Commands that are answered, and the name under which the schedule gives their deadline."""
 
+FLEET = "instances"
+"""The wait for any instance at all."""
+GROUPS = "groups"
+"""The trainer's wait for groups."""
+
 C = TypeVar("C")
 
 
@@ -55,39 +60,36 @@ class Wait:
     """Id of the open command; None when no single command is waited for."""
 
 
+_WORDS: dict[type[Any], tuple[str, str]] = {
+    Admit: ("instance {0.instance}", "group {0.group} sample {0.sample} attempt {0.attempt}"),
+    Abort: ("instance {0.instance}", "the abort of group {0.group} sample {0.sample} attempt {0.attempt}"),
+    LoadWeights: ("instance {0.instance}", "weights of version {0.version}"),
+    Materialize: ("rewards", "group {0.group}"),
+    Dispatch: ("trainer", "update {0.update} with groups {0.update_groups}"),
+    Publish: ("trainer", "the publish of version {0.version}"),
+    Checkpoint: ("trainer", "the checkpoint at update {0.update}"),
+    Evaluate: ("evaluation", "version {0.version} at update {0.update}"),
+    RequestPrompts: ("data source", "{0.count} prompts"),
+    Migrate: ("instance {0.target}", "trajectories {0.trajectories} from instance {0.source}"),
+}
+
+
 def owner_and_name(command: Any) -> tuple[str, str]:
     """Who answers a command and what for, in words."""
-    match command:
-        case Admit() | Abort():
-            verb = "abort of " if isinstance(command, Abort) else ""
-            return f"instance {command.instance}", f"{verb}group {command.group} sample {command.sample} attempt {command.attempt}"
-        case LoadWeights():
-            return f"instance {command.instance}", f"weights of version {command.version}"
-        case Materialize():
-            return "rewards", f"group {command.group}"
-        case Dispatch():
-            return "trainer", f"update {command.update} with groups {list(command.update_groups)}"
-        case Publish():
-            return "trainer", f"publish of version {command.version}"
-        case Checkpoint():
-            return "trainer", f"checkpoint at update {command.update}"
-        case Evaluate():
-            return "evaluation", f"version {command.version} at update {command.update}"
-        case RequestPrompts():
-            return "data source", f"{command.count} prompts"
-        case Migrate():
-            return f"instance {command.target}", f"{len(command.trajectories)} trajectories from instance {command.source}"
-    raise AssertionError(f"no answer is due for {command!r}")
+    owner, what = _WORDS[type(command)]
+    return owner.format(command), what.format(command)
 
 
 class Outbox:
     """Numbers commands, collects those of the present step, and keeps the open ones by kind in the order of their deadlines."""
 
-    __slots__ = ("_last", "_open", "_seconds", "_sent", "now")
+    __slots__ = ("_last", "_open", "_seconds", "_sent", "now", "own_seconds")
 
     def __init__(self, deadlines: Iterable[tuple[str, float]]) -> None:
         given = dict(deadlines)
         self.now = 0.0
+        self.own_seconds = {name: given.get(name, DEFAULT_SECONDS) for name in (FLEET, GROUPS)}
+        """Deadlines of the waits that no single command stands for."""
         self._seconds = {kind: given.get(name, DEFAULT_SECONDS) for kind, name in KINDS.items()}
         # One dict per kind: its deadline is a constant and time never runs backwards, so insertion order is order of deadline.
         self._open: dict[type[Any], dict[int, tuple[Any, float, float]]] = {kind: {} for kind in KINDS}

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.core.outbox import FLEET, GROUPS, KINDS
 from paceline.core.schedule import Schedule
 from paceline.types.errors import ConfigError
 from paceline.types.weights import InstanceInfo
+
+DEADLINES = (*KINDS.values(), FLEET, GROUPS)
+"""Kinds of waits that a schedule can give a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def _check_counts(s: Schedule) -> None:
     _require(s.rebalance_seconds >= 0, "rebalance_seconds", s.rebalance_seconds, "must not be negative")
     _require(0 < s.high_kv_use <= 1, "high_kv_use", s.high_kv_use, "must lie in (0, 1]")
     for kind, seconds in s.deadlines:
+        _require(kind in DEADLINES, "deadlines", kind, f"must be one of {', '.join(DEADLINES)}")
         _require(seconds > 0, f"deadlines[{kind}]", seconds, "must be positive seconds")
 
 

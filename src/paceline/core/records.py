@@ -85,6 +85,7 @@ class Group:
         "refills",
         "running",
         "samples",
+        "size",
         "state",
         "version",
         "waiting",
@@ -97,12 +98,20 @@ class Group:
         self.refills = refills
         """Replacements that its place in the round has used up."""
         self.state: State = "fresh"
-        self.samples = [Sample(self, i) for i in range(size)]
+        self.size = size
+        self.samples: list[Sample] = []
+        """Made when the group starts, so that the arrival of many prompts stays cheap."""
         self.restart()
+
+    def start(self) -> None:
+        """The first sample is about to be admitted."""
+        self.state = "open"
+        if not self.samples:
+            self.samples = [Sample(self, i) for i in range(self.size)]
 
     def restart(self) -> None:
         """Back to the beginning: every sample waits, none runs or has finished."""
-        self.waiting = list(range(len(self.samples) - 1, -1, -1))
+        self.waiting = list(range(self.size - 1, -1, -1))
         """Samples to admit; the next one is last."""
         self.running = 0
         """Samples that hold a slot."""

@@ -65,8 +65,8 @@ class Schedule:
     high_kv_use: float = 0.9
     """Multiversion: share of KV capacity above which an instance is relieved."""
     deadlines: tuple[tuple[str, float], ...] = ()
-    """(kind, seconds): a wait of this kind (admit, materialize, dispatch, publish, load, evaluate, checkpoint, prompts) that lasts
-    longer is named in a Warn."""
+    """(kind, seconds): a wait of this kind (admit, abort, materialize, dispatch, publish, load, migrate, evaluate, checkpoint, prompts,
+    instances, groups) that lasts longer is named in a Warn; 600 s for kinds not given."""
 
     @property
     def bound(self) -> int:
