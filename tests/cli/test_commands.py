@@ -134,7 +134,7 @@ def test_a_plan_says_what_counts_what() -> None:
 
 def test_a_plan_names_frontier_and_replacements_and_needs_no_rounds() -> None:
     assert "frontier 4" in plan_rows("schedule.preset=pipelined", "schedule.frontier=4")["schedule"]
-    assert "up to 720 more" in plan_rows("schedule.no_signal=refill")["prompts"]
+    assert "up to 720 more" in plan_rows("run.updates=30", "schedule.no_signal=refill")["prompts"]
     assert "rounds" not in plan_rows("schedule.preset=streaming")
 
 
