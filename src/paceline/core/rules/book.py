@@ -103,7 +103,10 @@ class Book:
                 self._end(sample)
         elif (before := group.samples.get(command.sample)) is not None:
             self._end(before)
-        group.samples[command.sample] = Sample(command)
+        group.samples[command.sample] = Sample(command, group)
+        if not group.alive:
+            group.version = command.version
+        group.alive += 1
         group.scored = group.outcome = None
         self.users[command.version] = self.users.get(command.version, 0) + 1
 
@@ -113,6 +116,7 @@ class Book:
             self.users[sample.version] -= 1
             if not self.users[sample.version]:
                 del self.users[sample.version]
+        sample.group.alive -= sample.state != ENDED and state == ENDED
         sample.state = state
 
     def _materialize(self, command: c.Materialize) -> None:
