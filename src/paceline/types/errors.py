@@ -39,3 +39,7 @@ class WorkerLost(PacelineError):
 
 class RuleViolated(PacelineError):
     """One of the rules 1-8 does not hold: a fault of paceline itself, never of the user."""
+
+
+class RecordError(PacelineError, ValueError):
+    """A recorded event or command cannot be read: another schema, an unknown kind or field, or a value of the wrong type."""

@@ -1,0 +1,75 @@
+"""Evidence: what was measured, by which command, on which machine, how loaded it was. Written to docs/evidence/NAME.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def load() -> list[float] | None:
+    """Load averages over 1, 5 and 15 minutes, where the system has them."""
+    return [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
+def machine() -> dict[str, Any]:
+    """CPU model and the cores that this process may use."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": cores, "system": platform.system()}
+
+
+def commit() -> str:
+    """The commit that was measured; `+` marks changes in tracked files."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def installed(package: str) -> str | None:
+    """Version of a package, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write_evidence(name: str, figures: dict[str, Any], *, load_before: list[float] | None = None, repeats: int = 1) -> Path:
+    """Write docs/evidence/NAME.json and return its path. `load_before`: `load()` as it was before the measurement."""
+    path = ROOT / "docs" / "evidence" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "name": name,
+        "commit": commit(),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "torch": installed("torch"),
+        "load_before": load_before,
+        "load_after": load(),
+        "repeats": repeats,
+        "figures": figures,
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
+
+
+@contextmanager
+def measured(name: str, repeats: int = 1) -> Iterator[dict[str, Any]]:
+    """Fill the yielded dict with figures; they are written, beside the load before and after, when the block ends well."""
+    before, figures = load(), {}
+    yield figures
+    print(write_evidence(name, figures, load_before=before, repeats=repeats))

@@ -1,0 +1,59 @@
+"""What the book holds: groups with their samples, and instances."""
+
+from __future__ import annotations
+
+from paceline.core import commands as c
+from paceline.core import events as e
+from paceline.types.weights import InstanceInfo
+
+RUNNING, PARKED, FINISHED, ENDED = "running", "parked", "finished", "ended"
+
+
+class Sample:
+    """The newest attempt of one trajectory. `low` and `high` are the versions of its tokens once it finished."""
+
+    __slots__ = ("attempt", "command", "high", "instance", "low", "state", "version")
+
+    def __init__(self, admit: c.Admit) -> None:
+        self.attempt = admit.attempt
+        self.command = admit.id
+        self.instance = admit.instance
+        self.version = admit.version
+        self.state = RUNNING
+        self.low = self.high = -1
+
+
+class Group:
+    """A prompt that arrived and is not terminal."""
+
+    __slots__ = ("dispatched", "failures", "outcome", "samples", "scored", "trained")
+
+    def __init__(self) -> None:
+        self.samples: dict[int, Sample] = {}
+        self.scored: tuple[int, ...] | None = None
+        """Samples of the newest Materialize."""
+        self.outcome: e.GroupMaterialized | None = None
+        self.failures = 0
+        """Failed attempts and failed materializations."""
+        self.dispatched = 0
+        """The update that consumed the group, 0 = none yet."""
+        self.trained = False
+        """That update finished."""
+
+    def low(self) -> int:
+        """Smallest version of any token of the scored samples; a group not yet scored counts what has finished."""
+        finished = (self.samples[s] for s in self.scored) if self.scored else self.samples.values()
+        return min((s.low for s in finished if s.state == FINISHED), default=-1)
+
+
+class Instance:
+    """A live instance: the versions that were verified on it, and the open commands that end with it."""
+
+    __slots__ = ("info", "loading", "open", "versions")
+
+    def __init__(self, info: InstanceInfo) -> None:
+        self.info = info
+        self.versions: list[int] = []
+        self.loading: dict[int, tuple[int, int | None]] = {}
+        """Open LoadWeights: command -> (version, version that makes way)."""
+        self.open: set[int] = set()

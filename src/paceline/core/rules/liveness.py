@@ -1,0 +1,119 @@
+"""Rule 8: every wait has an owner, a deadline, and a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any, ClassVar, get_args
+
+from paceline.core import commands as c
+from paceline.core import events as e
+from paceline.core.rules.book import Book
+from paceline.core.rules.fold import Check, Rule
+from paceline.core.schedule import Schedule
+
+KINDS: dict[str, type] = {
+    "prompts": c.RequestPrompts,
+    "admit": c.Admit,
+    "materialize": c.Materialize,
+    "dispatch": c.Dispatch,
+    "publish": c.Publish,
+    "load": c.LoadWeights,
+    "evaluate": c.Evaluate,
+    "checkpoint": c.Checkpoint,
+}
+"""The waits that `Schedule.deadlines` can bound, and the command that opens each."""
+
+WORD = re.compile(r"[\w.-]*\w")
+
+
+def subject(command: Any) -> str:
+    """What a message about this wait must name: the instance of a load, the group, the version, the update; "" for prompts."""
+    if type(command) is c.LoadWeights:
+        return str(command.instance)
+    if type(command) is c.Dispatch:
+        return str(command.update)
+    for field in ("group", "version", "update"):
+        if hasattr(command, field):
+            return str(getattr(command, field))
+    return ""
+
+
+class Live(Rule):
+    """8. A run that is not over has an open command or no instance at all; a wait past its deadline is named; a run that stopped well
+    left no answer outstanding that it needed; nothing follows Stop."""
+
+    number: ClassVar[int] = 8
+
+    def __init__(self, schedule: Schedule, book: Book) -> None:
+        super().__init__(schedule, book)
+        self.seconds = {KINDS[kind]: seconds for kind, seconds in schedule.deadlines}
+        self.due: list[tuple[float, int]] = []
+        """Heap of (deadline, command)."""
+        self.overdue: set[str] = set()
+        """Subjects that the commands of the present event must name."""
+        self.named: set[str] = set()
+        self.started = False
+
+    def checks(self) -> dict[type, Check]:
+        """Every record: events close what the one before left, commands may open a wait."""
+        checks: dict[type, Check] = dict.fromkeys(get_args(e.Event), self._event)
+        checks |= dict.fromkeys(get_args(c.Command), self._command)
+        return checks | {e.Timer: self._timer, c.Warn: self._warn, c.Stop: self._stop}
+
+    def _event(self, event: e.Event, now: float) -> str | None:
+        book = self.book
+        unnamed = self.overdue - self.named
+        if self.overdue:
+            self.overdue, self.named = set(), set()
+        if unnamed:
+            return f"waits past their deadline were not named: {sorted(unnamed)[:8]}"
+        if self.started and not book.open and book.instances and book.stop is None:
+            return f"the run waits for nobody: groups {list(book.groups)[:8]} are not terminal and no command is open"
+        self.started = True
+        return None
+
+    def _timer(self, event: e.Timer, now: float) -> str | None:
+        message = self._event(event, now)
+        while self.due and self.due[0][0] <= now:
+            _, number = heappop(self.due)
+            if (command := self.book.open.get(number)) is not None:
+                self.overdue.add(subject(command))
+                heappush(self.due, (now + self.seconds[type(command)], number))
+        self.overdue.discard("")
+        return message
+
+    def _command(self, command: Any, now: float) -> str | None:
+        if self.book.stop is not None:
+            return f"{command} followed Stop"
+        if (seconds := self.seconds.get(type(command))) is not None:
+            if len(self.due) > 64 + 2 * len(self.book.open):
+                self.due = [wait for wait in self.due if wait[1] in self.book.open]
+                heapify(self.due)
+            heappush(self.due, (now + seconds, command.id))
+        return None
+
+    def _warn(self, command: c.Warn, now: float) -> str | None:
+        if self.overdue:
+            self.named.update(WORD.findall(command.message))
+        return self._command(command, now)
+
+    def _stop(self, command: c.Stop, now: float) -> str | None:
+        if self.book.stop is not None:
+            return "the run stopped twice"
+        if not command.ok or self.book.stopping == "now":
+            return None
+        # A user who asks to stop does not wait for an evaluation.
+        needed = (c.Dispatch, c.Publish, c.Checkpoint, *(() if self.book.stopping else (c.Evaluate,)))
+        left = [o for o in self.book.open.values() if type(o) in needed]
+        return f"the run stopped well while {left[0]} has no answer" if left else None
+
+    def close(self) -> Iterator[str]:
+        """Trajectories of terminal groups were answered or aborted."""
+        book = self.book
+        if book.stop is None or not book.stop.ok or book.stopping == "now":
+            return
+        for number, command in book.open.items():
+            if type(command) is c.Admit and command.group not in book.groups and number not in book.aborting:
+                yield f"trajectory ({command.group}, {command.sample}) on {command.instance} was never answered, its group is terminal"

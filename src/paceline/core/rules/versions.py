@@ -1,0 +1,155 @@
+"""Rules 3, 4 and 5: which version a token is from, how old it may be, and whose log-probs it carries."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.core import commands as c
+from paceline.core import events as e
+from paceline.core.rules.facts import ENDED, FINISHED, RUNNING, Instance
+from paceline.core.rules.fold import Check, Rule
+
+
+class Pinned(Rule):
+    """3. serial, pipelined, multiversion: all tokens of a group carry one version; a round has one; an evaluation sees one."""
+
+    number: ClassVar[int] = 3
+
+    def checks(self) -> dict[type, Check]:
+        """Admissions, finished trajectories, weights under an evaluation."""
+        always: dict[type, Check] = {c.LoadWeights: self._load}
+        if self.schedule.preset == "streaming":
+            return always
+        return always | {c.Admit: self._admit, e.TrajectoryFinished: self._finished}
+
+    def _admit(self, command: c.Admit, now: float) -> str | None:
+        if self.schedule.preset != "multiversion":
+            if command.version != self.book.newest:
+                return f"group {command.group} was admitted under version {command.version} in the round of version {self.book.newest}"
+            if self.book.waits_for(c.Evaluate):
+                return f"group {command.group} was admitted while version {self.book.newest} is evaluated"
+        group = self.book.groups.get(command.group)
+        others = {s.version for i, s in group.samples.items() if i != command.sample and s.state != ENDED} if group else set()
+        if others - {command.version}:
+            return f"group {command.group} runs under version {others}, its sample {command.sample} was admitted under {command.version}"
+        return None
+
+    def _finished(self, event: e.TrajectoryFinished, now: float) -> str | None:
+        if (sample := self.book.running(event)) is None:
+            return None
+        name = f"trajectory ({event.group}, {event.sample})"
+        if not event.version_min == event.version_max == sample.version:
+            return f"{name} has tokens of versions {event.version_min} to {event.version_max}, it is pinned to {sample.version}"
+        for i, other in self.book.groups[event.group].samples.items():
+            if other.state == FINISHED and other.low != event.version_min:
+                return f"{name} is of version {event.version_min}, sample {i} of its group of version {other.low}"
+        return None
+
+    def _load(self, command: c.LoadWeights, now: float) -> str | None:
+        instance = self.book.instances.get(command.instance)
+        if instance is None or not instance.versions:
+            return None
+        if self.book.waits_for(c.Evaluate):
+            return f"instance {command.instance} changed to version {command.version} during an evaluation"
+        return None
+
+
+class Bounded(Rule):
+    """4. Staleness at consumption, recomputed from Publish commands and token versions, is what Dispatch says and within the bound."""
+
+    number: ClassVar[int] = 4
+
+    def checks(self) -> dict[type, Check]:
+        """Consumption only: it is never estimated earlier."""
+        return {c.Dispatch: self._dispatch}
+
+    def _dispatch(self, command: c.Dispatch, now: float) -> str | None:
+        if len(command.staleness) != len(command.groups) or len(command.staleness_updates) != len(command.groups):
+            return f"update {command.update} does not record the staleness of its groups {command.groups}"
+        for i, index in enumerate(command.groups):
+            group = self.book.groups.get(index)
+            if group is None or (low := group.low()) < 0:
+                continue
+            versions, updates = self.book.newest - low, self.book.stepped - self.book.contains.get(low, 0)
+            if versions > self.schedule.bound:
+                where = f"version {low} of {self.book.newest}"
+                return f"group {index} was consumed {versions} versions stale ({where}), bound {self.schedule.bound}"
+            if (command.staleness[i], command.staleness_updates[i]) != (versions, updates):
+                said = f"{command.staleness[i]} versions, {command.staleness_updates[i]} updates"
+                return f"group {index} was recorded as stale by {said}; it is {versions} and {updates}"
+        return None
+
+
+class BehaviourLogprobs(Rule):
+    """5. A token's log-prob is that of the version that sampled it: only versions verified on the instance can have sampled."""
+
+    number: ClassVar[int] = 5
+
+    def checks(self) -> dict[type, Check]:
+        """Where work meets weights."""
+        return {
+            c.Admit: self._admit,
+            c.LoadWeights: self._load,
+            c.Migrate: self._migrate,
+            e.TrajectoryFinished: self._finished,
+        }
+
+    def _admit(self, command: c.Admit, now: float) -> str | None:
+        instance = self.book.instances.get(command.instance)
+        name = f"trajectory ({command.group}, {command.sample})"
+        if instance is None:
+            return f"{name} was admitted to {command.instance}, which is not there"
+        if command.version not in instance.versions:
+            return f"{name} was admitted under version {command.version} to {command.instance}, which serves {instance.versions}"
+        if self._overwrites(instance, command.version):
+            return f"{name} was admitted under version {command.version} to {command.instance}, which is loading other weights"
+        return None
+
+    def _overwrites(self, instance: Instance, version: int) -> bool:
+        """Whether weights on their way will take the place of `version`; streaming's tokens say which they are from."""
+        streaming = self.schedule.preset == "streaming"
+        return not streaming and any(old == version for _, old in instance.loading.values())
+
+    def _load(self, command: c.LoadWeights, now: float) -> str | None:
+        instance = self.book.instances.get(command.instance)
+        if instance is None:
+            return f"version {command.version} was sent to {command.instance}, which is not there"
+        replaced = command.replaces
+        kept = {*instance.versions, *(version for version, _ in instance.loading.values())} - {command.version, replaced}
+        if len(kept) >= instance.info.versions_held:
+            return f"version {command.version} was sent to {command.instance}, which is full with versions {sorted(kept)}"
+        if replaced is None:
+            return None
+        admits = (o for n in instance.open if type(o := self.book.open.get(n)) is c.Admit and n not in self.book.aborting)
+        streaming = self.schedule.preset == "streaming"
+        busy = sorted((a.group, a.sample) for a in admits if streaming or a.version == replaced)
+        if busy and command.unfinished != (self.schedule.at_publish if streaming else ""):
+            return f"version {command.version} replaces {replaced} on {command.instance} under trajectories {busy[:8]}"
+        return None
+
+    def _migrate(self, command: c.Migrate, now: float) -> str | None:
+        target = self.book.instances.get(command.target)
+        if target is None or command.version not in target.versions or self._overwrites(target, command.version):
+            what = f"trajectories {command.trajectories[:8]} of version {command.version}"
+            return f"{what} were moved to {command.target}, which does not serve it"
+        for group_id, sample_id in command.trajectories:
+            group = self.book.groups.get(group_id)
+            sample = group.samples.get(sample_id) if group else None
+            if sample is None or sample.state != RUNNING or sample.instance != command.source:
+                return f"trajectory ({group_id}, {sample_id}) was moved from {command.source}, where it does not run"
+            if self.schedule.preset != "streaming" and sample.version != command.version:
+                return f"trajectory ({group_id}, {sample_id}) of version {sample.version} was moved as version {command.version}"
+        return None
+
+    def _finished(self, event: e.TrajectoryFinished, now: float) -> str | None:
+        sample = self.book.running(event)
+        instance = self.book.instances.get(sample.instance) if sample else None
+        if sample is None or instance is None:
+            return None
+        newest = max(instance.versions, default=-1)
+        if sample.version <= event.version_min <= event.version_max <= newest:
+            return None
+        return (
+            f"trajectory ({event.group}, {event.sample}) has tokens of versions {event.version_min} to {event.version_max}; "
+            f"it started under {sample.version} and the newest verified on {sample.instance} is {newest}"
+        )

@@ -1,0 +1,417 @@
+"""Each rule against records made by hand: it accepts the good story and catches each way to break it."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core import commands as c
+from paceline.core import events as e
+from paceline.core.rules import RULES, Rules
+from paceline.core.schedule import Resume, Schedule
+from paceline.types.weights import InstanceInfo
+
+SERIAL = Schedule("serial", 2, 2, 2, 2, 1, "all", 1, deadlines=(("admit", 5.0), ("load", 5.0)))
+STREAMING = Schedule("streaming", 2, 1, 1, 1, 1, "dispatch", 2, staleness=1, buffer_groups=2, at_publish="keep")
+MULTIVERSION = Schedule("multiversion", 2, 1, 1, 1, 1, "dispatch", 2, version_window=2)
+
+
+def up(name="i0"):
+    return e.InstanceUp(InstanceInfo(name, 8))
+
+
+def live(command, version, name="i0"):
+    return e.WeightsLive(command, name, version, f"f{version}", 0.0, 1e-3)
+
+
+def done(command, group, sample, low=0, high=None, attempt=0, name="i0"):
+    return e.TrajectoryFinished(command, group, sample, attempt, name, 10, low, low if high is None else high)
+
+
+def scored(command, group, signal=True, samples=2, drop=False):
+    return e.GroupMaterialized(command, group, signal, samples, drop=drop)
+
+
+def opening(count, *more):
+    """Start, one instance with version 0, then `more`, and `count` prompts; commands 1 to 3."""
+    return [
+        e.Started(),
+        c.Publish(1, 0, 0),
+        e.Published(1, 0, "f0"),
+        up(),
+        c.LoadWeights(2, "i0", 0),
+        live(2, 0),
+        c.RequestPrompts(3, count),
+        *more,
+        e.PromptsArrived(3, tuple(range(count))),
+    ]
+
+
+def serial_story():
+    """One round of two groups, one update, the end."""
+    return [
+        *opening(2),
+        *(c.Admit(4 + 2 * g + s, g, s, 0, "i0", 0) for g in range(2) for s in range(2)),
+        done(4, 0, 0),
+        done(5, 0, 1),
+        c.Materialize(8, 0, (0, 1)),
+        scored(8, 0),
+        done(6, 1, 0),
+        done(7, 1, 1),
+        c.Materialize(9, 1, (0, 1)),
+        scored(9, 1),
+        c.Dispatch(10, (0, 1), True, 1, (0, 1), (0, 0), (0, 0)),
+        e.DispatchConsumed(10),
+        e.UpdateFinished(10, 1),
+        c.Terminal(11, 0, "trained"),
+        c.Terminal(12, 1, "trained"),
+        c.Publish(13, 1, 1),
+        e.Published(13, 1, "f1"),
+        c.LoadWeights(14, "i0", 1, replaces=0),
+        live(14, 1),
+        c.Retire(15, 0),
+        c.Evaluate(16, 1, 1),
+        e.Evaluated(16),
+        c.Checkpoint(17, 1, 1, (), 2),
+        e.CheckpointDone(17, 1),
+        c.Stop(18, "done"),
+    ]
+
+
+def streaming_story():
+    """Group 0 trains; group 1 is decoded across the publish, under versions 0 and 1, and trains one version stale."""
+    return [
+        *opening(2),
+        *(c.Admit(4 + 2 * g + s, g, s, 0, "i0", 0) for g in range(2) for s in range(2)),
+        done(4, 0, 0),
+        done(5, 0, 1),
+        c.Materialize(8, 0, (0, 1)),
+        scored(8, 0),
+        c.Dispatch(10, (0,), True, 1, (0,), (0,), (0,)),
+        e.UpdateFinished(10, 1),
+        c.Terminal(11, 0, "trained"),
+        c.Publish(13, 1, 1),
+        e.Published(13, 1, "f1"),
+        c.LoadWeights(14, "i0", 1, "keep", 0),
+        live(14, 1),
+        done(6, 1, 0, 0, 1),
+        done(7, 1, 1, 1, 1),
+        c.Materialize(15, 1, (0, 1)),
+        scored(15, 1),
+        c.Dispatch(16, (1,), True, 2, (1,), (1,), (1,)),
+        e.UpdateFinished(16, 2),
+        c.Terminal(17, 1, "trained"),
+        c.Publish(18, 2, 2),
+        e.Published(18, 2, "f2"),
+        c.Checkpoint(19, 2, 2, (), 2),
+        e.CheckpointDone(19, 2),
+        c.Stop(20, "done"),
+    ]
+
+
+def multiversion_story():
+    """Two instances; group 1 stays on version 0 after version 1 came, moves within its version, and trains one version stale."""
+    return [
+        *opening(2, up("i1"), c.LoadWeights(30, "i1", 0), live(30, 0, "i1")),
+        *(c.Admit(4 + 2 * g + s, g, s, 0, f"i{g}", 0) for g in range(2) for s in range(2)),
+        done(4, 0, 0),
+        done(5, 0, 1),
+        c.Materialize(8, 0, (0, 1)),
+        scored(8, 0),
+        c.Dispatch(10, (0,), True, 1, (0,), (0,), (0,)),
+        e.UpdateFinished(10, 1),
+        c.Terminal(11, 0, "trained"),
+        c.Publish(12, 1, 1),
+        e.Published(12, 1, "f1"),
+        c.Migrate(13, ((1, 0),), "i1", "i0", 0),
+        e.Migrated(13, ((1, 0),)),
+        c.Migrate(14, ((1, 1),), "i1", "i0", 0),
+        e.Migrated(14, ((1, 1),)),
+        c.LoadWeights(15, "i1", 1, replaces=0),
+        live(15, 1, "i1"),
+        done(6, 1, 0),
+        done(7, 1, 1),
+        c.Materialize(16, 1, (0, 1)),
+        scored(16, 1),
+        c.Dispatch(17, (1,), True, 2, (1,), (1,), (1,)),
+        e.UpdateFinished(17, 2),
+        c.Terminal(18, 1, "trained"),
+        c.Publish(19, 2, 2),
+        e.Published(19, 2, "f2"),
+        c.Checkpoint(20, 2, 2, (), 2),
+        e.CheckpointDone(20, 2),
+        c.Stop(21, "done"),
+    ]
+
+
+def change(kind, at=0, **values):
+    """Alter the `at`-th record of a kind."""
+
+    def mutate(story):
+        place = [i for i, r in enumerate(story) if type(r) is kind][at]
+        story[place] = replace(story[place], **values)
+
+    return mutate
+
+
+def drop(kind, at=0):
+    def mutate(story):
+        del story[[i for i, r in enumerate(story) if type(r) is kind][at]]
+
+    return mutate
+
+
+def insert(before, *records, at=0):
+    """Put records before the `at`-th record of a kind."""
+
+    def mutate(story):
+        place = [i for i, r in enumerate(story) if type(r) is before][at]
+        story[place:place] = records
+
+    return mutate
+
+
+def swap(first, second):
+    """Exchange the first records of two kinds."""
+
+    def mutate(story):
+        a, b = (next(i for i, r in enumerate(story) if type(r) is kind) for kind in (first, second))
+        story[a], story[b] = story[b], story[a]
+
+    return mutate
+
+
+def fold(schedule, story, resume=None, only=tuple(RULES)):
+    rules = Rules(schedule, resume, only)
+    for i, record in enumerate(story):
+        rules.feed(record, float(i) / 100)
+    rules.close()
+    return rules.found
+
+
+STORIES = {"serial": (SERIAL, serial_story), "streaming": (STREAMING, streaming_story), "multiversion": (MULTIVERSION, multiversion_story)}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_good_story_breaks_no_rule(name):
+    schedule, story = STORIES[name]
+    assert fold(schedule, story()) == []
+
+
+BROKEN = [
+    (1, "a prompt of the data order is skipped", "serial", change(e.PromptsArrived, indices=(0, 2))),
+    (1, "a prompt arrives twice", "serial", change(e.PromptsArrived, indices=(0, 0))),
+    (1, "more prompts arrive than were asked for", "serial", change(e.PromptsArrived, indices=(0, 1, 2))),
+    (1, "a trajectory is admitted twice", "serial", insert(c.Materialize, c.Admit(40, 1, 0, 1, "i0", 0))),
+    (1, "a finished trajectory is admitted again", "serial", insert(c.Dispatch, c.Admit(40, 1, 0, 1, "i0", 0))),
+    (1, "an attempt is skipped", "serial", change(c.Admit, attempt=1)),
+    (1, "a sample beyond the group is admitted", "serial", insert(c.Materialize, c.Admit(40, 1, 2, 0, "i0", 0))),
+    (1, "a group that never arrived is admitted", "serial", insert(c.Materialize, c.Admit(40, 7, 0, 0, "i0", 0))),
+    (1, "a group is terminal twice", "serial", insert(c.Publish, c.Terminal(40, 0, "trained"), at=1)),
+    (1, "a consumed group is filtered", "serial", change(c.Terminal, state="filtered")),
+    (1, "a group is trained before its update finished", "serial", swap(e.UpdateFinished, c.Terminal)),
+    (1, "a group is consumed twice", "streaming", change(c.Dispatch, 1, groups=(0,), update_groups=(0,))),
+    (1, "a group never becomes terminal", "serial", drop(c.Terminal)),
+    (1, "a checkpoint forgets a group", "streaming", insert(c.LoadWeights, c.Checkpoint(40, 1, 1, (), 2), e.CheckpointDone(40, 1), at=1)),
+    (1, "a checkpoint repeats a group", "serial", change(c.Checkpoint, pending=(1,))),
+    (1, "a checkpoint skips prompts", "serial", change(c.Checkpoint, next_index=3)),
+    (1, "a checkpoint forgets an arrived prompt", "serial", change(c.Checkpoint, next_index=1)),
+    (1, "a checkpoint claims an update too many", "serial", change(c.Checkpoint, update=2)),
+    (1, "the run ends without a checkpoint", "serial", drop(c.Checkpoint)),
+    (2, "a group is scored with a sample missing", "serial", change(c.Materialize, samples=(0,))),
+    (2, "a group is scored before it is complete", "serial", swap(e.TrajectoryFinished, c.Materialize)),
+    (2, "a group is scored twice", "serial", insert(c.Dispatch, c.Materialize(40, 0, (0, 1)))),
+    (2, "a group is consumed before it is trainable", "serial", drop(e.GroupMaterialized)),
+    (2, "a group that lost a sample is consumed", "serial", change(e.GroupMaterialized, samples=1)),
+    (2, "a group comes back with a sample too many", "serial", change(e.GroupMaterialized, samples=3)),
+    (2, "a filtered group is consumed", "serial", change(e.GroupMaterialized, drop=True)),
+    (2, "an update steps short of a group of the round", "serial", change(c.Dispatch, groups=(0,), update_groups=(0,))),
+    (2, "an update steps empty", "serial", change(c.Dispatch, groups=(), update_groups=())),
+    (2, "an update forgets its groups", "serial", change(c.Dispatch, update_groups=(0,))),
+    (2, "a full update does not step", "serial", change(c.Dispatch, step=False)),
+    (2, "an update is skipped", "serial", change(c.Dispatch, update=2)),
+    (2, "two dispatches are with the trainer", "streaming", drop(e.UpdateFinished)),
+    (3, "a trajectory mixes versions", "multiversion", change(e.TrajectoryFinished, version_max=1)),
+    (
+        3,
+        "a trajectory is of another version than it was admitted under",
+        "serial",
+        change(e.TrajectoryFinished, version_min=1, version_max=1),
+    ),
+    (3, "a group is admitted under two versions", "multiversion", change(c.Admit, 3, version=1)),
+    (3, "a round is admitted under an old version", "serial", change(c.Admit, version=-1)),
+    (3, "weights change during an evaluation", "serial", insert(e.Evaluated, c.LoadWeights(40, "i0", 1))),
+    (3, "a round starts during an evaluation", "serial", insert(c.Materialize, c.Evaluate(40, 0, 0), c.Admit(41, 1, 1, 1, "i0", 0))),
+    (4, "the recorded staleness is too small", "streaming", change(c.Dispatch, 1, staleness=(0,))),
+    (4, "the recorded staleness in updates is too small", "streaming", change(c.Dispatch, 1, staleness_updates=(0,))),
+    (4, "no staleness is recorded", "streaming", change(c.Dispatch, 1, staleness=())),
+    (4, "a group is staler than the bound", "multiversion", insert(c.Dispatch, c.Publish(40, 2, 1), at=1)),
+    (5, "work is admitted before the weights are live", "serial", drop(e.WeightsLive)),
+    (5, "work is admitted under weights that the instance does not serve", "serial", change(c.Admit, version=1)),
+    (5, "work is admitted to an instance that is not there", "serial", change(c.Admit, instance="i9")),
+    (
+        5,
+        "weights are replaced under running work",
+        "serial",
+        insert(c.Materialize, c.LoadWeights(40, "i0", 0), c.LoadWeights(41, "i0", 1, replaces=0)),
+    ),
+    (5, "an instance gets more versions than it holds", "serial", change(c.LoadWeights, 1, replaces=None)),
+    (5, "weights change under kept work that is said to be gone", "streaming", change(c.LoadWeights, 1, unfinished="none")),
+    (5, "tokens are of a version that was never live", "streaming", change(e.TrajectoryFinished, 2, version_max=2)),
+    (5, "tokens are older than the admission", "streaming", change(e.TrajectoryFinished, 2, version_min=-1)),
+    (5, "work moves to an instance of another version", "multiversion", change(c.Migrate, version=1)),
+    (5, "work moves from where it does not run", "multiversion", change(c.Migrate, source="i0")),
+    (5, "work of another version moves", "multiversion", insert(e.Migrated, c.Migrate(40, ((0, 0),), "i1", "i0", 0))),
+    (6, "a long trajectory is aborted", "multiversion", insert(e.Migrated, c.Abort(40, 1, 1, 0, "i1", "too long"))),
+    (6, "an old group is filtered", "multiversion", insert(e.Migrated, c.Terminal(40, 1, "filtered", "stale"))),
+    (6, "a group fails of which nothing failed", "serial", insert(c.Dispatch, c.Terminal(40, 1, "failed", "bad luck"))),
+    (6, "a stale group is filtered under pacing", "streaming", insert(c.Dispatch, c.Terminal(40, 1, "filtered", "stale"), at=1)),
+    (7, "a version claims an update too many", "serial", change(c.Publish, 1, updates=2)),
+    (7, "a version is skipped", "serial", change(c.Publish, 1, version=2)),
+    (7, "a version brings nothing new", "serial", insert(c.Admit, c.Publish(40, 1, 0))),
+    (7, "an unpublished version is loaded", "serial", change(c.LoadWeights, 1, version=2)),
+    (7, "a version is loaded before it is stored", "serial", swap(e.Published, c.LoadWeights)),
+    (7, "a version that work needs is retired", "multiversion", insert(c.Dispatch, c.Retire(40, 0), at=1)),
+    (7, "the newest version is retired", "serial", change(c.Retire, version=1)),
+    (7, "a version that an instance serves is retired", "streaming", insert(c.LoadWeights, c.Retire(40, 0), at=1)),
+    (7, "other tensors arrive", "serial", change(e.WeightsLive, fingerprint="g0")),
+    (7, "another version arrives", "serial", change(e.WeightsLive, 1, version=0)),
+    (7, "the probe is off", "serial", change(e.WeightsLive, probe_error=0.01)),
+    (7, "the probe is no number", "serial", change(e.WeightsLive, probe_error=float("nan"))),
+    (7, "another version is stored", "serial", change(e.Published, version=3)),
+    (8, "the run goes on after it stopped", "serial", lambda story: story.append(c.Warn(40, "late"))),
+    (8, "the run stops twice", "serial", lambda story: story.append(c.Stop(40, "again"))),
+    (8, "the run stops before its checkpoint is written", "serial", drop(e.CheckpointDone)),
+    (8, "an update has no answer", "serial", drop(e.UpdateFinished)),
+    (8, "nobody owes anything and the run is not over", "serial", insert(c.Dispatch, e.Timer())),
+]
+
+
+@pytest.mark.parametrize(("rule", "what", "name", "mutate"), BROKEN, ids=[f"{r}: {w}" for r, w, _, _ in BROKEN])
+def test_a_rule_catches(rule, what, name, mutate):
+    schedule, make = STORIES[name]
+    story = make()
+    mutate(story)
+    found = fold(schedule, story)
+    assert rule in {v.rule for v in found}, [str(v) for v in found]
+    assert rule in {v.rule for v in fold(schedule, story, only=(rule,))}, "a rule must judge alone"
+
+
+def test_a_violation_names_its_rule_place_and_group():
+    story = serial_story()
+    change(c.Dispatch, staleness=(0, 1))(story)
+    place = next(i for i, r in enumerate(story) if type(r) is c.Dispatch)
+    (violation,) = fold(SERIAL, story)
+    assert (violation.rule, violation.position) == (4, place)
+    assert "group 1" in violation.message
+    assert str(violation).startswith(f"rule 4 at record {place}: ")
+
+
+def test_a_resumed_lineage_has_the_pending_prompts_and_goes_on_with_the_data_order():
+    resume = Resume(update=4, version=2, pending=(3, 7), next_index=9)
+    start = [
+        e.Started(),
+        c.Publish(1, 2, 4),
+        e.Published(1, 2, "f"),
+        up(),
+        c.LoadWeights(2, "i0", 2),
+        e.WeightsLive(2, "i0", 2, "f", 0.0, 0.0),
+    ]
+    request = c.RequestPrompts(3, 2)
+    assert fold(SERIAL, [*start, c.Admit(4, 7, 0, 0, "i0", 2), request, e.PromptsArrived(3, (9, 10))], resume) == []
+    assert [v.rule for v in fold(SERIAL, [*start, c.Admit(4, 8, 0, 0, "i0", 2)], resume)] == [1]
+    for wrong in ((3, 7), (7, 9), (10, 11), (9, 9)):
+        assert [v.rule for v in fold(SERIAL, [*start, request, e.PromptsArrived(3, wrong)], resume)] == [1]
+
+
+def test_a_checkpoint_right_after_a_resume_must_name_the_same_prompts():
+    resume = Resume(update=4, version=2, pending=(3, 7), next_index=9)
+    start = [e.Started(), c.Publish(1, 2, 4), e.Published(1, 2, "f")]
+    assert fold(SERIAL, [*start, c.Checkpoint(2, 4, 2, (3, 7), 9)], resume) == []
+    assert [v.rule for v in fold(SERIAL, [*start, c.Checkpoint(2, 4, 2, (7,), 9)], resume)] == [1]
+
+
+def test_a_late_answer_of_an_older_attempt_means_nothing():
+    story = serial_story()
+    place = next(i for i, r in enumerate(story) if type(r) is c.Materialize)
+    lost = [
+        e.InstanceLost("i0", "gone"),
+        up(),
+        c.LoadWeights(40, "i0", 0),
+        live(40, 0),
+        c.Admit(41, 1, 0, 1, "i0", 0),
+        c.Admit(42, 1, 1, 1, "i0", 0),
+        done(6, 1, 0, low=5),
+    ]
+    story[place + 2 : place + 2] = lost
+    story = [
+        replace(r, command=r.command + 35, attempt=1) if type(r) is e.TrajectoryFinished and r.group == 1 and r.version_min == 0 else r
+        for r in story
+    ]
+    assert fold(SERIAL, story) == []
+
+
+def test_a_wait_past_its_deadline_must_be_named_each_time_it_passes():
+    def run(*tail):
+        rules = Rules(SERIAL, only=(8,))
+        for record in [*opening(2), c.Admit(4, 0, 0, 0, "i0", 0)]:
+            rules.feed(record, 0.0)
+        for record, now in tail:
+            rules.feed(record, now)
+        return [v.rule for v in rules.found]
+
+    warn = c.Warn(50, "group 0, sample 0 on i0 has not answered for 6 s")
+    assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 7.0), (e.Timer(), 8.0)) == []
+    assert run((e.Timer(), 6.0), (e.Timer(), 7.0)) == [8]
+    assert run((e.Timer(), 6.0), (replace(warn, message="something is late"), 6.0), (e.Timer(), 7.0)) == [8]
+    assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 11.5), (e.Timer(), 12.0)) == [8]
+    assert run((done(4, 0, 0), 1.0), (c.RequestPrompts(9, 1), 1.0), (e.Timer(), 6.0), (e.Timer(), 7.0)) == []
+
+
+def test_no_instance_is_a_wait_that_the_pool_owns():
+    rules = Rules(SERIAL, only=(8,))
+    for record in [e.Started(), c.Publish(1, 0, 0), e.Published(1, 0, "f0"), e.Timer(), e.Timer()]:
+        rules.feed(record, 0.0)
+    assert rules.found == []
+
+
+def test_survivors_train_only_under_the_policy_that_says_so():
+    story = serial_story()
+    first = next(i for i, r in enumerate(story) if r == done(4, 0, 0))
+    story[first] = e.TrajectoryFailed(4, 0, 0, 0, "i0", "broken")
+    change(c.Materialize, samples=(1,))(story)
+    change(e.GroupMaterialized, samples=1)(story)
+    assert 2 in {v.rule for v in fold(SERIAL, story)}
+    assert 2 in {v.rule for v in fold(replace(SERIAL, on_failure="drop_sample"), story)}, "one survivor is no group"
+    three = replace(SERIAL, group_size=3, on_failure="drop_sample")
+    extra = [c.Admit(40 + g, g, 2, 0, "i0", 0) for g in range(2)]
+    insert(e.TrajectoryFinished, *extra, done(40, 0, 2), done(41, 1, 2))(story)
+    change(c.Materialize, samples=(1, 2))(story)
+    change(c.Materialize, 1, samples=(0, 1, 2))(story)
+    change(e.GroupMaterialized, samples=2)(story)
+    change(e.GroupMaterialized, 1, samples=3)(story)
+    assert fold(three, story) == []
+
+
+def test_memory_follows_what_is_alive_and_not_how_long_the_run_has_lasted():
+    rules = Rules(replace(SERIAL, groups_per_round=1, groups_per_update=1, groups_per_dispatch=1, total_updates=10**6))
+    ids = iter(range(1, 10**6))
+    now = 0.0
+
+    def feed(*records):
+        for record in records:
+            assert rules.feed(record, now) is None
+
+    publish, load = next(ids), next(ids)
+    feed(e.Started(), c.Publish(publish, 0, 0), e.Published(publish, 0, "f0"), up(), c.LoadWeights(load, "i0", 0), live(load, 0))
+    for g in range(300):
+        now += 1.0
+        request, a, b, score, step, end, publish, load, retire = (next(ids) for _ in range(9))
+        feed(c.RequestPrompts(request, 1), e.PromptsArrived(request, (g,)), c.Admit(a, g, 0, 0, "i0", g), c.Admit(b, g, 1, 0, "i0", g))
+        feed(done(a, g, 0, g), done(b, g, 1, g), c.Materialize(score, g, (0, 1)), scored(score, g))
+        feed(c.Dispatch(step, (g,), True, g + 1, (g,), (0,), (0,)), e.UpdateFinished(step, g + 1), c.Terminal(end, g, "trained"))
+        feed(c.Publish(publish, g + 1, g + 1), e.Published(publish, g + 1, f"f{g + 1}"))
+        feed(c.LoadWeights(load, "i0", g + 1, replaces=g), live(load, g + 1), c.Retire(retire, g))
+    book = rules.book
+    sizes = [len(x) for x in (book.groups, book.open, book.admits, book.aborting, book.contains, book.fingerprints, book.users)]
+    assert max(sizes) <= 1
+    assert len(rules.rules[-1].due) < 100
