@@ -171,3 +171,7 @@ def _told() -> Iterator[None]:
 def main() -> None:
     """Entry point of the `paceline` command."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class WorkerBody(Protocol):
         """Release everything; the process ends afterwards."""
 
 
+def make_body(spec: WorkerSpec) -> WorkerBody:
+    """Call the factory that `spec` names (`module:function`) with its arguments. Runs inside the worker."""
+    module, _, function = spec.factory.partition(":")
+    return cast(WorkerBody, getattr(importlib.import_module(module), function)(**spec.arguments))
+
+
 class Worker(Protocol):
     """A handle on a started worker."""
 
@@ -52,4 +59,5 @@ class Pool(Protocol):
     """Starts workers."""
 
     async def start(self, spec: WorkerSpec, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> Worker:
-        """Start a worker; its reports and its loss (with the reason) arrive through the two callables, on the event loop."""
+        """Start a worker; its reports and its loss (with the reason) arrive through the two callables, on the event loop.
+        Raises what the factory raised. `on_lost` is called once for any end that `stop` did not ask for, `kill` included."""

@@ -1,0 +1,291 @@
+"""The composition root: the only place that knows which adapter stands behind which port. It decides nothing about a run.
+
+The controller that runs this never loads torch: whatever needs it runs in workers, made by the `*_body` factories below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.lazy import OnProgress
+from paceline.config.checks import reward_name
+from paceline.config.load import dump
+from paceline.config.plan import schedule as make_schedule
+from paceline.config.schema import Config, TaskConfig
+from paceline.core.evaluation import summarize
+from paceline.core.schedule import Resume
+from paceline.ports.pool import WorkerBody, WorkerSpec
+from paceline.runtime.audit import audit as audit_ledger
+from paceline.runtime.evaluation import EvalPlan
+from paceline.runtime.ledger import Ledger
+from paceline.runtime.process import ProcessPool
+from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_resume, write_durably
+from paceline.runtime.session import Lineage, Session, Settings, Workers
+from paceline.runtime.solo import evaluate_alone
+from paceline.tasks.task import RowTask
+from paceline.trackers.jsonl import JsonlTracker
+from paceline.transports.files import FileStore
+from paceline.types.errors import ConfigError
+from paceline.types.records import Prompt, Sampling
+from paceline.types.results import AuditReport, EvalResult, Outcome
+
+if TYPE_CHECKING:
+    from paceline.ports.data import Task
+
+PERFORMED = ("serial", "pipelined")
+"""Presets that the runtime can carry with the engine at hand: it serves one version at a time and does not move trajectories."""
+
+
+def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None) -> Outcome:
+    """Run the configuration to its end, a stop or a failure, in processes of its own.
+
+    `resume` continues the run directory's last complete checkpoint (from the start where there is none yet). Raises ConfigError,
+    DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
+    KeyboardInterrupt when a signal came before anything was decided.
+    """
+    if config.schedule.preset not in PERFORMED:
+        raise ConfigError(f"schedule.preset = {config.schedule.preset!r}: this runtime performs {', '.join(PERFORMED)}")
+    rundir = RunDir(Path(config.run.dir))
+    rundir.open(resume=resume)
+    try:
+        return asyncio.run(_train(config, rundir, on_progress))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        rundir.close()
+
+
+def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda progress: None) -> EvalResult:
+    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer."""
+    if config.eval.task is None:
+        raise ConfigError("eval.task is unset: say which problems to score")
+    run = RunDir(Path(model))
+    if run.ledger.is_file() and not run.model.is_dir():
+        raise ConfigError(f"{model}: the run has written no model yet")
+    path = str(run.model) if run.ledger.is_file() else model
+    chosen = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    return asyncio.run(_evaluate(chosen, model, on_progress))
+
+
+def audit(run_dir: Path) -> AuditReport:
+    """Check the rules over a run's ledger, and that replaying its events gives its commands."""
+    return audit_ledger(run_dir / "ledger.sqlite")
+
+
+async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Outcome:
+    pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
+    data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
+    assert data.task is not None
+    checkpoint, info = _restored(rundir, identity := _identity(config, data.task))
+    schedule, resume = make_schedule(config), Resume() if info is None else info.resume()
+    write_durably(rundir.config, dump(config).encode())
+    ledger = Ledger(rundir.ledger)
+    try:
+        lineage = ledger.open_lineage(schedule, resume, None if info is None else info.lineage, datetime.now(UTC).isoformat())
+        session = Session(
+            pool=pool,
+            workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
+            settings=_settings(config),
+            lineage=Lineage(schedule, resume, lineage, checkpoint, identity),
+            task=data.task,
+            eval_plan=_eval_plan(config, data) if data.problems else None,
+            store=FileStore(rundir.weights),
+            rundir=rundir,
+            ledger=ledger,
+            trackers=[JsonlTracker(rundir.metrics)],
+            on_progress=on_progress,
+        )
+        stop = await session.run()
+    finally:
+        ledger.close()
+    return Outcome(
+        ok=stop.ok,
+        reason=stop.reason,
+        update=session.recorder.update,
+        total=schedule.total_updates,
+        interrupted=session.interrupted and session.recorder.update < schedule.total_updates,
+        model=str(rundir.model) if session.exported else "",
+        resumable=rundir.latest_checkpoint() is not None,
+    )
+
+
+async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:
+    pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s)
+    data = await _load_data(pool, config, training=config.eval.exclude_training, evaluation=True)
+    assert config.eval.task is not None
+    plan = _eval_plan(config, data)
+    rewards = _reward_specs(config, config.eval.task)
+    answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config), plan, on_progress)
+    return summarize(answers, excluded=plan.excluded, model=model)
+
+
+def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None, ResumeInfo | None]:
+    """The last complete checkpoint, if it belongs to this configuration. A run that has none yet starts again from the beginning."""
+    checkpoint = rundir.latest_checkpoint()
+    if checkpoint is None:
+        return None, None
+    info = read_resume(checkpoint)
+    check_identity(info.identity, identity, checkpoint)
+    return checkpoint, info
+
+
+# --- what the runtime needs of the configuration
+
+
+def _settings(config: Config) -> Settings:
+    rollout = config.rollout
+    return Settings(
+        seed=config.run.seed,
+        sampling=Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop, rollout.stop_ids),
+        dtype=config.model.dtype,
+        gap_warn=config.algorithm.gap_warn,
+        answer_timeout_s=config.pool.answer_timeout_s,
+        reward_names=tuple(reward_name(reward) for reward in config.reward),
+        reward_deadline_s=sum(reward.timeout_s for reward in config.reward),
+        keep_last=config.run.keep_last,
+    )
+
+
+def _identity(config: Config, task: Task) -> dict[str, str]:
+    """What a checkpoint must agree with: data, weights, and everything that says what is generated and what the loss means.
+
+    The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages.
+    """
+    parts = {
+        "run.seed": config.run.seed,
+        "run.permute_rewards": config.run.permute_rewards,
+        "task": task.fingerprint(),
+        "reward": [reward.model_dump(exclude={"timeout_s"}) for reward in config.reward],
+    }
+    may_change = {
+        "rollout": {"engine", "instances", "slots", "kv_tokens"},
+        "algorithm": {"gap_warn", "gap_stop"},
+        "schedule": {"attempts", "on_failure"},
+        "model": set(),
+    }
+    for name, exclude in may_change.items():
+        parts |= {f"{name}.{key}": value for key, value in getattr(config, name).model_dump(exclude=exclude).items()}
+    return {name: json.dumps(value) for name, value in parts.items()}
+
+
+def _eval_plan(config: Config, data: Data) -> EvalPlan:
+    rollout, settings = config.rollout, config.eval
+    return EvalPlan(
+        prompts=data.problems,
+        greedy=settings.greedy,
+        samples=settings.samples,
+        sampling=Sampling(rollout.max_tokens, settings.temperature, 1.0, 0, rollout.stop, rollout.stop_ids),
+        seed=config.run.seed,
+        outcome_names=tuple(reward_name(reward) for reward in config.reward if reward.outcome),
+        excluded=data.excluded,
+    )
+
+
+# --- workers
+
+
+def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
+    count, cores = config.rollout.instances, config.pool.rollout_cores
+    threads = config.pool.rollout_threads or max(1, _default_threads(config) // count)
+    return tuple(
+        WorkerSpec(f"rollout-{i}", f"{__name__}:rollout_body", {"config": config, "instance": f"rollout-{i}"}, threads, cores[i::count])
+        for i in range(count)
+    )
+
+
+def _trainer_spec(config: Config) -> WorkerSpec:
+    threads = config.pool.trainer_threads or _default_threads(config)
+    return WorkerSpec("trainer", f"{__name__}:trainer_body", {"config": config}, threads, config.pool.trainer_cores)
+
+
+def _reward_specs(config: Config, task: TaskConfig) -> tuple[WorkerSpec, ...]:
+    arguments: dict[str, Any] = {
+        "rewards": [reward.model_dump() for reward in config.reward],
+        "permute_seed": config.run.seed if config.run.permute_rewards else None,
+    }
+    if task.kind == "reasoning_gym":
+        arguments |= {"scorer": "paceline.tasks.gym:scorer", "scorer_arguments": {"name": task.name, "parameters": task.parameters}}
+    return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
+
+
+def _default_threads(config: Config) -> int:
+    """All cores where phases take turns, else half of them each."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if config.schedule.preset == "serial" else max(1, cores // 2)
+
+
+def rollout_body(config: Config, instance: str) -> WorkerBody:
+    """Factory of a rollout worker."""
+    from time import monotonic
+
+    from paceline.engines.torch_engine import TorchEngine, kv_tokens_needed
+    from paceline.models.load import load, load_tokenizer
+    from paceline.runtime.bodies import RolloutBody
+
+    loaded = load(config.model)
+    tokenizer = load_tokenizer(loaded.directory)
+    rollout = config.rollout
+    engine = TorchEngine(
+        loaded,
+        instance=instance,
+        slots=rollout.slots,
+        kv_tokens=rollout.kv_tokens or rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens),
+        decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        clock=monotonic,
+    )
+    return RolloutBody(engine)
+
+
+def trainer_body(config: Config) -> WorkerBody:
+    """Factory of the trainer worker."""
+    from paceline.models.load import load
+    from paceline.runtime.bodies import TrainerBody
+    from paceline.trainers.torch_trainer import TorchTrainer
+
+    reference = None
+    if config.algorithm.kl_weight > 0 and config.algorithm.reference is not None:
+        reference = load(config.model.model_copy(update={"path": config.algorithm.reference}))
+    trainer = TorchTrainer(
+        load(config.model, train=True),
+        algorithm=config.algorithm,
+        trainer=config.trainer,
+        rollout=config.rollout,
+        model=config.model,
+        total_updates=config.run.updates,
+        reference=reference,
+    )
+    return TrainerBody(trainer)
+
+
+def data_body(config: Config) -> WorkerBody:
+    """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
+    from paceline.cli.data import DataBody
+    from paceline.models.load import load_tokenizer, resolve
+
+    return DataBody(config, load_tokenizer(resolve(config.model.path)))
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Rendered tasks."""
+
+    task: RowTask | None
+    problems: tuple[Prompt, ...]
+    excluded: int
+
+
+async def _load_data(pool: ProcessPool, config: Config, *, training: bool, evaluation: bool) -> Data:
+    """Read and render the tasks in a worker that ends afterwards; every row that cannot be used is refused here."""
+    worker = await pool.start(WorkerSpec("data", f"{__name__}:data_body", {"config": config}), lambda report: None, lambda reason: None)
+    try:
+        rows, problems, excluded = await worker.call("load", training, evaluation)
+    finally:
+        await worker.stop(1.0)
+    return Data(None if rows is None else RowTask(**rows), problems, excluded)

@@ -1,0 +1,60 @@
+"""Audit of a recorded run: the rules over each lineage, and whether its events give its commands again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from paceline.core.commands import Command, Stop
+from paceline.core.events import Event
+from paceline.core.replay import difference, replay
+from paceline.core.rules import Rules
+from paceline.runtime.ledger import LedgerReader, Lineage, Record
+from paceline.types.results import AuditReport
+
+
+def audit(ledger: Path) -> AuditReport:
+    """Check every lineage of a ledger. Raises CheckpointError when there is none, RecordError for rows that cannot be read."""
+    reader = LedgerReader(ledger)
+    try:
+        lineages = reader.lineages()
+        events = commands = 0
+        violations: list[str] = []
+        notes: list[str] = []
+        for lineage in lineages:
+            records = list(reader.records(lineage.id))
+            events += sum(record.direction == "event" for record in records)
+            commands += sum(record.direction == "command" for record in records)
+            whole = _ended(records)
+            if not whole:
+                notes.append(
+                    f"lineage {lineage.id} has no end (killed, stopped by an error, or still running): only what it holds was checked"
+                )
+            violations += [
+                f"lineage {lineage.id}: {fault}" for fault in (*_rules(lineage, records, whole), *_replayed(lineage, records, whole))
+            ]
+    finally:
+        reader.close()
+    return AuditReport(events, commands, len(lineages), tuple(violations), tuple(notes))
+
+
+def _ended(records: Sequence[Record]) -> bool:
+    return bool(records) and isinstance(records[-1].value, Stop) and records[-1].value.ok
+
+
+def _rules(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
+    rules = Rules(lineage.schedule, lineage.resume)
+    for record in records:
+        rules.feed(record.value, record.now)
+    if whole:
+        rules.close()
+    return [str(violation) for violation in rules.found]
+
+
+def _replayed(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
+    events = [(record.now, cast(Event, record.value)) for record in records if record.direction == "event"]
+    recorded = [cast(Command, record.value) for record in records if record.direction == "command"]
+    again = replay(lineage.schedule, lineage.resume, events)
+    found = difference(recorded, again if whole else again[: len(recorded)])
+    return [] if found is None else [f"replay: {found}"]

@@ -1,0 +1,89 @@
+"""A worker with its specification: calls under a deadline, and its replacement when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from paceline.ports.pool import Pool, Worker, WorkerSpec
+from paceline.types.errors import WorkerLost
+
+MAX_RESTARTS = 5
+"""A worker lost this often in a row, with nothing useful in between, ends the run."""
+
+
+class Seat:
+    """One place for a worker, refilled when its worker is lost."""
+
+    def __init__(self, pool: Pool, spec: WorkerSpec, answer_timeout_s: float) -> None:
+        self.name = spec.name
+        self.restarts = 0
+        self._pool = pool
+        self._spec = spec
+        self._answer_timeout_s = answer_timeout_s
+        self._worker: Worker | None = None
+        self._losses = 0
+
+    @property
+    def filled(self) -> bool:
+        """Whether a worker sits here."""
+        return self._worker is not None
+
+    async def fill(self, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        """Start the worker. Raises what its factory raised, or WorkerLost."""
+
+        def _lost(reason: str) -> None:
+            self._worker = None
+            on_lost(reason)
+
+        self._worker = await self._pool.start(self._spec, on_report, _lost)
+
+    def count_loss(self, reason: str) -> None:
+        """One more loss; raises WorkerLost when there were too many in a row."""
+        self._losses += 1
+        self.restarts += 1
+        if self._losses > MAX_RESTARTS:
+            raise WorkerLost(f"worker {self.name} was lost {self._losses} times in a row; the last time: {reason}")
+
+    def useful(self) -> None:
+        """The worker did something: earlier losses are forgiven."""
+        self._losses = 0
+
+    async def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Call the worker. One that does not answer in time is killed: WorkerLost says so."""
+        worker = self._worker
+        if worker is None:
+            raise WorkerLost(f"worker {self.name} is not running, asked for {method}")
+        limit = self._answer_timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await worker.call(method, *arguments)
+        except TimeoutError:
+            if not deadline.expired():
+                raise  # the worker's own
+            worker.kill()
+            raise WorkerLost(f"worker {self.name} did not answer {method} within {limit:g} s and was killed") from None
+
+    def kill(self) -> None:
+        """End the worker at once; its loss is reported."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    async def stop(self, grace_s: float) -> None:
+        """End the worker for good."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.stop(grace_s)
+
+
+async def together(*work: Awaitable[Any]) -> list[Any]:
+    """Results in order; the first error cancels and awaits the rest, so that nothing half-started stays behind."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,33 @@
+"""Performs Checkpoint: trainer state and `resume.json` in one directory that is complete or absent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from paceline.core.commands import Checkpoint
+from paceline.core.events import CheckpointDone, Event
+from paceline.runtime.calls import Seat
+from paceline.runtime.rundir import ResumeInfo, RunDir
+
+
+class Checkpoints:
+    """Writes checkpoints of one lineage."""
+
+    def __init__(
+        self, rundir: RunDir, trainer: Seat, lineage: int, identity: Mapping[str, str], keep_last: int, post: Callable[[Event], None]
+    ) -> None:
+        self._rundir = rundir
+        self._trainer = trainer
+        self._lineage = lineage
+        self._identity = identity
+        self._keep_last = keep_last
+        self._post = post
+
+    async def checkpoint(self, command: Checkpoint) -> None:
+        """Write aside, make durable, rename; the slow part runs off the event loop."""
+        aside = self._rundir.begin_checkpoint(command.update)
+        await self._trainer.call("save", str(aside))
+        info = ResumeInfo(command.update, command.version, command.pending, command.next_index, self._lineage, dict(self._identity))
+        await asyncio.to_thread(self._rundir.seal_checkpoint, aside, info, self._keep_last)
+        self._post(CheckpointDone(command.id, command.update))

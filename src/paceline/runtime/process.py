@@ -1,0 +1,169 @@
+"""`ProcessPool`: each worker is a process of its own, joined by one socket that asyncio reads; no thread, no polling here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.ports.pool import WorkerSpec
+from paceline.runtime.frames import pack, read_frame
+from paceline.types.errors import WorkerLost
+
+LAST_WORDS = 2000
+"""Bytes of a lost worker's log that go into the reason."""
+
+
+class ProcessWorker:
+    """A handle on a worker process. Calls are answered in order."""
+
+    def __init__(
+        self, spec: WorkerSpec, process: Process, log: Path | None, on_report: Callable[[Any], None], on_lost: Callable[[str], None]
+    ) -> None:
+        self.name = spec.name
+        self.pid = process.pid
+        self._process = process
+        self._log = log
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._ids = itertools.count()
+        self._pending: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        self._stopping = False
+        self._gone: str | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self, connection: socket.socket, spec: WorkerSpec) -> None:
+        """Hand the specification over and wait until the body stands. Raises what its factory raised, or WorkerLost."""
+        self._reader, self._writer = await asyncio.open_connection(sock=connection)
+        self._writer.write(pack(spec))
+        try:
+            kind, value = await read_frame(self._reader)
+        except (asyncio.IncompleteReadError, OSError):
+            raise WorkerLost(f"worker {self.name} ended while it started: {await self._obituary()}") from None
+        if kind == "refused":
+            raise value.rebuild(self.name)
+        self._serving = asyncio.create_task(self._serve(), name=f"reader of worker {self.name}")
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call into the body. Raises what it raised, or WorkerLost when the worker ended."""
+        if self._gone is not None or self._stopping:
+            raise WorkerLost(f"worker {self.name} is gone ({self._gone or 'stopped'}), asked for {method}")
+        call, answer = next(self._ids), asyncio.get_running_loop().create_future()
+        self._pending[call] = (method, answer)
+        try:
+            self._writer.write(pack((call, method, arguments)))
+            with contextlib.suppress(ConnectionError):  # its loss reaches `answer` through the reader
+                await self._writer.drain()
+            return await answer
+        finally:
+            self._pending.pop(call, None)
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the body; kill what is left after `grace_s` seconds."""
+        self._stopping = True
+        if self._process.returncode is None and grace_s > 0 and self._serving is not None:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                self._writer.write(pack(None))
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+        self.kill()
+        await self._process.wait()
+        if self._serving is not None:
+            await self._serving
+        self._writer.close()
+
+    def kill(self) -> None:
+        """End the process and what it started, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                kind, *content = await read_frame(self._reader)
+                if kind == "report":
+                    for report in content[0]:
+                        self._on_report(report)
+                    continue
+                call, value = content
+                _, answer = self._pending.get(call, ("", None))
+                if answer is not None and not answer.done():
+                    if kind == "answer":
+                        answer.set_result(value)
+                    else:
+                        answer.set_exception(value.rebuild(self.name))
+        except (asyncio.IncompleteReadError, OSError):
+            await self._end()
+
+    async def _end(self) -> None:
+        self._gone = "stopped" if self._stopping else await self._obituary()
+        doing = ", ".join(method for method, _ in self._pending.values())
+        for method, answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(WorkerLost(f"worker {self.name} was lost while it did {method}: {self._gone}"))
+        if not self._stopping:
+            self._on_lost(f"worker {self.name} was lost{f' while it did {doing}' if doing else ''}: {self._gone}")
+
+    async def _obituary(self) -> str:
+        """How the process ended, and its last words."""
+        try:
+            async with asyncio.timeout(5.0):
+                code = await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            code = await self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        words = _tail(self._log)
+        return f"{how}; last words:\n{words}" if words else how
+
+
+class ProcessPool:
+    """Starts worker processes; the log of each is `log_dir/NAME.log` (None = thrown away)."""
+
+    def __init__(self, *, log_dir: Path | None = None, start_timeout_s: float = 180.0) -> None:
+        self._log_dir = log_dir
+        self._start_timeout_s = start_timeout_s
+
+    async def start(self, spec: WorkerSpec, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> ProcessWorker:
+        """Start a worker process. Raises what its factory raised; WorkerLost when it ends or is not ready in time."""
+        log = None if self._log_dir is None else self._log_dir / f"{spec.name}.log"
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as opened:
+            output: IO[bytes] | int = DEVNULL if log is None else opened.enter_context(log.open("ab"))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "paceline.runtime.worker", str(theirs.fileno()), ",".join(map(str, spec.cores)),
+                pass_fds=(theirs.fileno(),), stdin=DEVNULL, stdout=output, stderr=output, env=_environment(spec),
+                process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
+            )  # fmt: skip
+        worker = ProcessWorker(spec, process, log, on_report, on_lost)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await worker.open(ours, spec)
+        except TimeoutError:
+            await worker.stop(0)
+            raise WorkerLost(f"worker {spec.name} was not ready within {self._start_timeout_s:g} s (pool.start_timeout_s)") from None
+        except BaseException:
+            await worker.stop(0)
+            raise
+        return worker
+
+
+def _environment(spec: WorkerSpec) -> dict[str, str]:
+    """Thread counts have to stand before a library reads them; the import path is the controller's."""
+    threads = {name: str(spec.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} if spec.threads else {}
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path, **threads, **spec.environment}
+
+
+def _tail(log: Path | None) -> str:
+    if log is None or not log.exists():
+        return ""
+    return log.read_bytes()[-LAST_WORDS:].decode(errors="replace").strip()

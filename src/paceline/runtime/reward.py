@@ -1,0 +1,99 @@
+"""The reward workers of a run: performs Materialize, under a deadline that ends in the worker's replacement.
+
+A verifier can hang in code that no signal reaches, so the deadline kills its process; a group's failure names the group, its row
+and the reward functions, and the machine applies the failure policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.core.commands import Materialize
+from paceline.core.events import CommandFailed, Event, GroupMaterialized
+from paceline.runtime.board import Board
+from paceline.runtime.calls import Seat, together
+from paceline.runtime.stopwatch import Stopwatch
+from paceline.types.errors import PacelineError, RewardError, WorkerLost
+from paceline.types.records import Prompt, ScoredGroup, Trajectory
+
+
+class RewardFleet:
+    """Reward workers that take groups as they become free."""
+
+    def __init__(
+        self, seats: Sequence[Seat], names: Sequence[str], deadline_s: float, board: Board, watch: Stopwatch, post: Callable[[Event], None]
+    ) -> None:
+        self._seats = list(seats)
+        self._names = ", ".join(names)
+        self._deadline_s = deadline_s
+        self._board = board
+        self._watch = watch
+        self._post = post
+        self._free: asyncio.Queue[Seat] = asyncio.Queue()
+        self._restart: Callable[[Seat, str], None] = lambda seat, reason: None
+        self.on_error: Callable[[], None] = lambda: None
+
+    async def start(self, restart: Callable[[Seat, str], None]) -> None:
+        """Start every worker together. `restart(seat, reason)` is called when one is lost later."""
+        self._restart = restart
+        await together(*(self._fill(seat) for seat in self._seats))
+
+    async def replace(self, seat: Seat, reason: str) -> None:
+        """Start a lost worker again. Raises WorkerLost when it keeps dying."""
+        seat.count_loss(reason)
+        await self._fill(seat)
+
+    async def check(self, prompts: Sequence[Prompt], timeout_s: float) -> None:
+        """Refuse rows that the rewards cannot judge, before anything is generated. Raises RewardError listing them."""
+        await self._ask(timeout_s, "check", list(prompts))
+
+    async def materialize(self, command: Materialize) -> None:
+        """Score a group and keep it for the trainer."""
+        prompt = self._board.prompts[command.group]
+        trajectories = self._board.samples(command.group, command.samples)
+        try:
+            group = await self.score(prompt, trajectories)
+        except PacelineError as error:
+            self.on_error()
+            self._post(CommandFailed(command.id, str(error)))
+            return
+        self._board.scored[command.group] = group
+        signal = max(group.outcomes) != min(group.outcomes)
+        self._post(GroupMaterialized(command.id, command.group, signal, len(trajectories), "" if signal else "all outcomes are equal"))
+
+    async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
+        """Judge trajectories of one prompt. Raises RewardError or WorkerLost, naming group, row and functions."""
+        try:
+            with self._watch.during("reward"):
+                group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
+        except WorkerLost as error:
+            where = f"group {trajectories[0].group} (row {prompt.row} of {prompt.task or 'the task'})"
+            raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
+        return group
+
+    async def _ask(self, timeout_s: float, method: str, *arguments: Any) -> Any:
+        """Call a free worker. One that is lost meanwhile comes back through its replacement."""
+        seat = await self._free.get()
+        try:
+            answer = await seat.call(method, *arguments, timeout_s=timeout_s)
+        except WorkerLost:
+            raise
+        except BaseException:
+            self._free.put_nowait(seat)
+            raise
+        seat.useful()
+        self._free.put_nowait(seat)
+        return answer
+
+    async def _fill(self, seat: Seat) -> None:
+        await seat.fill(lambda report: None, lambda reason: self._lost(seat, reason))
+        self._free.put_nowait(seat)
+
+    def _lost(self, seat: Seat, reason: str) -> None:
+        idle = [self._free.get_nowait() for _ in range(self._free.qsize())]
+        for other in idle:
+            if other is not seat:
+                self._free.put_nowait(other)
+        self._restart(seat, reason)

@@ -1,0 +1,168 @@
+"""The rollout instances of a run: performs Admit and Abort, reports what they finish, and replaces the lost ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.commands import Abort, Admit
+from paceline.core.events import Aborted, Event, InstanceLost, InstanceReport, InstanceUp, TrajectoryFailed, TrajectoryFinished
+from paceline.ports.rollout import EngineLoad, Failure
+from paceline.runtime.board import Board
+from paceline.runtime.calls import Seat, together
+from paceline.runtime.stopwatch import Stopwatch
+from paceline.types.errors import WorkerLost
+from paceline.types.records import VERSION, Request, Sampling, Trajectory
+from paceline.types.weights import InstanceInfo
+
+Key = tuple[int, int, int]
+"""(group, sample, attempt)."""
+
+
+@dataclass(slots=True)
+class Instance:
+    """One engine worker and what it owes."""
+
+    seat: Seat
+    running: dict[Key, Admit] = field(default_factory=dict)
+    outbox: list[Request] = field(default_factory=list)
+    tokens: int = 0
+    """Tokens sampled until the report before."""
+
+
+class RolloutFleet:
+    """Engine workers by name. Training trajectories go to the board and the machine, evaluation's to `on_eval`."""
+
+    def __init__(
+        self, seats: Sequence[Seat], board: Board, watch: Stopwatch, sampling: Sampling, seed: int, post: Callable[[Event], None]
+    ) -> None:
+        self._instances = {seat.name: Instance(seat) for seat in seats}
+        self._board = board
+        self._watch = watch
+        self._sampling = sampling
+        self._seed = seed
+        self._post = post
+        self._restart: Callable[[str, str], None] = lambda name, reason: None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.on_eval: Callable[[Trajectory | Failure], None] = lambda ended: None
+        self.on_loss: Callable[[str, str], None] = lambda name, reason: None
+
+    @property
+    def names(self) -> list[str]:
+        """Instances by name, in order."""
+        return list(self._instances)
+
+    def seat(self, name: str) -> Seat:
+        """The place of one instance."""
+        return self._instances[name].seat
+
+    async def start(self, restart: Callable[[str, str], None]) -> list[InstanceInfo]:
+        """Start every instance together. `restart(name, reason)` is called when one is lost later."""
+        self._restart = restart
+        return await together(*(self._fill(name) for name in self._instances))
+
+    async def replace(self, name: str, reason: str) -> None:
+        """Start a lost instance again and tell the machine. Raises WorkerLost when it keeps dying."""
+        self.seat(name).count_loss(reason)
+        self._post(InstanceUp(await self._fill(name)))
+
+    async def admit(self, command: Admit) -> None:
+        """Start a trajectory. Admissions of one decision travel to their instance as one call."""
+        instance = self._instances[command.instance]
+        key = (command.group, command.sample, command.attempt)
+        instance.running[key] = command
+        self._watch.enter("rollout")
+        instance.outbox.append(self._request(command))
+        await asyncio.sleep(0)
+        requests, instance.outbox = instance.outbox, []
+        if requests:
+            await self._while_there(instance.seat.call("submit", requests))
+
+    async def abort(self, command: Abort) -> None:
+        """End a trajectory without a result."""
+        instance = self._instances[command.instance]
+        await self._while_there(instance.seat.call("abort", command.group, command.sample))
+        self._forget(instance, (command.group, command.sample, command.attempt))
+        self._post(Aborted(command.id))
+
+    async def submit(self, name: str, requests: Sequence[Request]) -> None:
+        """Send requests that the machine does not know of (evaluation). Raises WorkerLost when the instance is gone."""
+        await self.seat(name).call("submit", list(requests))
+
+    async def cancel(self, name: str, group: int, sample: int) -> None:
+        """Take such a request back, wherever it is."""
+        await self._while_there(self.seat(name).call("abort", group, sample))
+
+    async def report(self, seconds: float) -> None:
+        """Ask every instance for its load, which also shows that it still answers. `seconds` have passed since the last time."""
+        await asyncio.gather(*(self._look_at(instance, seconds) for instance in self._instances.values() if instance.seat.filled))
+
+    async def _look_at(self, instance: Instance, seconds: float) -> None:
+        with contextlib.suppress(WorkerLost):  # its loss is an event of its own
+            load: EngineLoad = await instance.seat.call("load_state")
+            speed = max(0, load.tokens - instance.tokens) / seconds
+            instance.tokens = load.tokens
+            self._post(InstanceReport(instance.seat.name, load.kv_used, speed, load.running, load.waiting))
+
+    async def _fill(self, name: str) -> InstanceInfo:
+        instance = self._instances[name]
+        await instance.seat.fill(lambda report: self._ended(name, report), lambda reason: self._lost(name, reason))
+        instance.tokens = 0
+        info: InstanceInfo = await instance.seat.call("info")
+        return info
+
+    def _request(self, command: Admit) -> Request:
+        prompt = self._board.prompts[command.group]
+        return Request(command.group, command.sample, command.attempt, prompt.ids, self._sampling, self._seed, command.version)
+
+    async def _while_there(self, call: Any) -> None:
+        with contextlib.suppress(WorkerLost):  # its loss is an event of its own, and covers everything that ran there
+            await call
+
+    def _ended(self, name: str, ended: Trajectory | Failure) -> None:
+        instance = self._instances[name]
+        key = (ended.group, ended.sample, ended.attempt)
+        command = instance.running.get(key)
+        if (isinstance(ended, Trajectory) and ended.purpose == "eval") or command is None:
+            self.on_eval(ended)
+            return
+        self._forget(instance, key)
+        if isinstance(ended, Failure):
+            self.on_failure()
+            self._post(TrajectoryFailed(command.id, *key, name, ended.error))
+            return
+        instance.seat.useful()
+        self._board.add(ended)
+        self._post(_finished(command, ended))
+
+    def _lost(self, name: str, reason: str) -> None:
+        instance = self._instances[name]
+        for key in list(instance.running):
+            self._forget(instance, key)
+        instance.outbox.clear()
+        self._post(InstanceLost(name, reason))
+        self.on_loss(name, reason)
+        self._restart(name, reason)
+
+    def _forget(self, instance: Instance, key: Key) -> None:
+        if instance.running.pop(key, None) is not None:
+            self._watch.leave("rollout")
+
+
+def _finished(command: Admit, trajectory: Trajectory) -> TrajectoryFinished:
+    versions = trajectory.columns[VERSION]
+    low, high = (int(versions.min()), int(versions.max())) if len(versions) else (command.version, command.version)
+    return TrajectoryFinished(
+        command.id,
+        command.group,
+        command.sample,
+        command.attempt,
+        command.instance,
+        len(trajectory.ids),
+        low,
+        high,
+        trajectory.finish == "length",
+    )

@@ -1,0 +1,167 @@
+"""The run directory: what lies where, whose it is, and how a file or directory becomes complete in one moment."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.core.schedule import Resume
+from paceline.types.errors import CheckpointError, ConfigError
+
+COMPLETE = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeInfo:
+    """`resume.json` of a checkpoint: where the machine continues, and what the run was made of."""
+
+    update: int
+    version: int
+    pending: tuple[int, ...]
+    next_index: int
+    lineage: int
+    """Lineage that wrote the checkpoint."""
+    identity: Mapping[str, str]
+    """Name of a part (task, model, ...) -> what it was; a resume refuses when one differs."""
+
+    def resume(self) -> Resume:
+        """What the machine needs of it."""
+        return Resume(self.update, self.version, self.pending, self.next_index)
+
+
+class RunDir:
+    """Layout and lock of one run. Everything in it is written by the controller, except logs, weights and checkpoint payloads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.toml"
+        self.ledger = root / "ledger.sqlite"
+        self.metrics = root / "metrics.jsonl"
+        self.evaluations = root / "eval.jsonl"
+        self.trajectories = root / "trajectories"
+        self.checkpoints = root / "checkpoints"
+        self.logs = root / "logs"
+        self.weights = root / "weights"
+        self.model = root / "model"
+        self._lock: IO[str] | None = None
+
+    def open(self, *, resume: bool) -> None:
+        """Create what is missing and take the lock, held until `close` or the end of this process.
+
+        Raises ConfigError when another controller holds it, when a run lies here and `resume` is not asked for, or the reverse.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = (self.root / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
+        if self.ledger.exists() != resume:
+            lock.close()
+            hint = (
+                "nothing to resume: no run lies here"
+                if resume
+                else "a run lies here already: continue it with --resume, or choose another run.dir"
+            )
+            raise ConfigError(f"run.dir = {self.root}: {hint}")
+        self._lock = lock
+        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
+            directory.mkdir(exist_ok=True)
+        for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `seal_checkpoint`
+            final = self.checkpoints / replaced.name.removeprefix(".replaced-")
+            if not final.exists():
+                replaced.rename(final)
+        for leftover in (self.weights, *self.checkpoints.glob(".*")):
+            shutil.rmtree(leftover)
+        self.weights.mkdir()
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def latest_checkpoint(self) -> Path | None:
+        """The complete checkpoint of the highest update; None when there is none."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def begin_checkpoint(self, update: int) -> Path:
+        """A new directory to write a checkpoint into; it counts for nothing before `seal_checkpoint`."""
+        aside = self.checkpoints / f".step-{update}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        return aside
+
+    def seal_checkpoint(self, aside: Path, info: ResumeInfo, keep_last: int) -> Path:
+        """Make the checkpoint complete: durable content first, then its name. Older ones beyond `keep_last` go afterwards."""
+        write_durably(aside / "resume.json", json.dumps(asdict(info), indent=1).encode())
+        sync_tree(aside)
+        final = self.checkpoints / aside.name.removeprefix(".")
+        replaced = self.checkpoints / f".replaced-{final.name}"
+        if final.exists():  # the same update was checkpointed before: at every moment one of the two is whole
+            final.rename(replaced)
+        aside.rename(final)
+        sync_directory(self.checkpoints)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self._complete()[:-keep_last]:
+            shutil.rmtree(old)
+        return final
+
+    def _complete(self) -> list[Path]:
+        found = [path for path in self.checkpoints.glob("step-*") if COMPLETE.fullmatch(path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def read_resume(checkpoint: Path) -> ResumeInfo:
+    """The `resume.json` of a checkpoint. Raises CheckpointError when it is missing or damaged."""
+    path = checkpoint / "resume.json"
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        return ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: Path) -> None:
+    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs."""
+    changed = [
+        f"{name}: {saved.get(name)} -> {present.get(name)}" for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)
+    ]
+    if changed:
+        raise CheckpointError(f"{where}: the checkpoint belongs to another run; changed since: " + "; ".join(changed))
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a file that is whole or absent: aside, fsynced, renamed."""
+    aside = path.with_name(f".{path.name}")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    sync_directory(path.parent)
+
+
+def sync_tree(directory: Path) -> None:
+    """fsync every file and directory below `directory`, and itself."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        sync_directory(path)
+    sync_directory(directory)
+
+
+def sync_directory(path: Path) -> None:
+    """fsync a directory (or any file) by name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,279 @@
+"""One lineage of a run, assembled: workers are started, the driver runs, whatever happens no worker is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core import commands as c
+from paceline.core.evaluation import summarize
+from paceline.core.events import Evaluated, InstanceUp, StopRequested
+from paceline.core.machine import Machine
+from paceline.core.rules import Rules
+from paceline.core.schedule import Resume, Schedule
+from paceline.ports.data import Task, Tracker
+from paceline.ports.pool import Pool, WorkerSpec
+from paceline.ports.weights import WeightStore
+from paceline.runtime.board import Board
+from paceline.runtime.calls import Seat, together
+from paceline.runtime.checkpoint import Checkpoints
+from paceline.runtime.driver import Driver, Performer
+from paceline.runtime.evaluation import EvalPlan, Evaluation
+from paceline.runtime.ledger import Ledger
+from paceline.runtime.recorder import OnProgress, Recorder
+from paceline.runtime.reward import RewardFleet
+from paceline.runtime.rollout import RolloutFleet
+from paceline.runtime.rundir import RunDir
+from paceline.runtime.segments import Segments
+from paceline.runtime.source import Source
+from paceline.runtime.stopwatch import Stopwatch
+from paceline.runtime.training import Training
+from paceline.runtime.weights import Weights, probe_tokens
+from paceline.types.errors import EngineError, WorkerLost
+from paceline.types.records import Sampling
+
+REPORT_S = 15.0
+"""Seconds between two looks at the instances."""
+GRACE_S = 5.0
+"""Seconds that an idle worker gets to close at the end."""
+CHECKED_AT_ONCE = 1000
+"""Rows whose golds are checked in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Specifications of all workers."""
+
+    trainer: WorkerSpec
+    rollout: tuple[WorkerSpec, ...]
+    reward: tuple[WorkerSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Values of the configuration that the runtime itself needs."""
+
+    seed: int
+    sampling: Sampling
+    dtype: str
+    """Compute dtype, for the probe's bound."""
+    gap_warn: float
+    answer_timeout_s: float
+    reward_names: tuple[str, ...]
+    reward_deadline_s: float
+    keep_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where this life of the run starts."""
+
+    schedule: Schedule
+    resume: Resume
+    id: int
+    checkpoint: Path | None
+    """Restored by the trainer before anything else."""
+    identity: Mapping[str, str]
+
+
+class Session:
+    """Holds every part of one lineage. `run` may be called once."""
+
+    def __init__(
+        self, *, pool: Pool, workers: Workers, settings: Settings, lineage: Lineage, task: Task, eval_plan: EvalPlan | None,
+        store: WeightStore, rundir: RunDir, ledger: Ledger, trackers: Sequence[Tracker], on_progress: OnProgress, timer_s: float = 5.0,
+    ) -> None:  # fmt: skip
+        self._lineage = lineage
+        self._task = task
+        self._rundir = rundir
+        self._settings = settings
+        machine = Machine(lineage.schedule, lineage.resume)
+        self.driver = Driver(machine, Rules(lineage.schedule, lineage.resume), ledger, timer_s=timer_s)
+        post, board, watch = self.driver.post, Board(), Stopwatch(self.driver.now)
+        self.board = board
+        self._watch = watch
+
+        def _seat(spec: WorkerSpec) -> Seat:
+            return Seat(pool, spec, settings.answer_timeout_s)
+
+        self._trainer = _seat(workers.trainer)
+        self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update)
+        self._source = Source(task, lineage.resume, board, post)
+        self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
+        rewards = [_seat(spec) for spec in workers.reward]
+        self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
+        self._training = Training(self._trainer, board, watch, settings.gap_warn, post, self.recorder.updated, self.recorder.notice)
+        self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
+        self._checkpoints = Checkpoints(rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, post)
+        self._segments = Segments(rundir.trajectories, lineage.id)
+        self._evaluation = (
+            None if eval_plan is None else Evaluation(eval_plan, self._rollout.submit, self._rollout.cancel, self._reward.score)
+        )
+        self._seats = [self._trainer, *(self._rollout.seat(name) for name in self._rollout.names), *rewards]
+        self._stopping = 0
+        self._starting: asyncio.Task[None] | None = None
+        self.exported = False
+        """Whether the trained model lies in the run directory."""
+
+    async def run(self) -> c.Stop:
+        """Start the workers, drive until the machine stops, export the model if all is well. No worker is left afterwards.
+
+        Raises what ended the run: an error of paceline that names its place, a fault, or asyncio.CancelledError when a signal came
+        before anything was decided.
+        """
+        grace = 0.0
+        try:
+            with self._signals():
+                self._starting = asyncio.create_task(self._start())
+                await self._starting
+                self._starting = None
+                stop = await self.driver.run(self._performers(), self._seal)
+                if stop.ok and self._stopping < 2:
+                    await self._export()
+                    grace = GRACE_S
+                return stop
+        finally:
+            await self.driver.close()
+            await asyncio.gather(*(seat.stop(grace) for seat in self._seats))
+            self.recorder.close()
+
+    async def _start(self) -> None:
+        self.recorder.phase("start")
+        self._reward.on_error = self.recorder.count_verifier_error
+        self._rollout.on_failure = self.recorder.count_failed_attempt
+        self._rollout.on_loss = self._instance_lost
+        if self._evaluation is not None:
+            self._rollout.on_eval = self._evaluation.ended
+        infos, _, _ = await together(
+            self._rollout.start(self._restart_rollout), self._reward.start(self._restart_reward), self._start_trainer()
+        )
+        prompts = [self._task.prompt(position) for position in range(len(self._task))]
+        for first in range(0, len(prompts), CHECKED_AT_ONCE):
+            await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
+        self._watch.cut()  # the first row begins here
+        for info in infos:
+            self.driver.post(InstanceUp(info))
+        self.driver.background(self._report())
+
+    async def _start_trainer(self) -> None:
+        await self._trainer.fill(lambda report: None, lambda reason: self.driver.fail(WorkerLost(reason)))
+        if self._lineage.checkpoint is not None:
+            await self._trainer.call("restore", str(self._lineage.checkpoint))
+
+    def _performers(self) -> Mapping[type, Performer]:
+        return {
+            c.RequestPrompts: self._source.request,
+            c.Admit: self._in_phase("rollout", self._rollout.admit),
+            c.Abort: self._rollout.abort,
+            c.Materialize: self._reward.materialize,
+            c.Dispatch: self._in_phase("train", self._dispatch),
+            c.Publish: self._in_phase("publish", self._weights.publish),
+            c.LoadWeights: self._weights.load,
+            c.Retire: self._weights.retire,
+            c.Evaluate: self._in_phase("evaluate", self._evaluate),
+            c.Checkpoint: self._in_phase("checkpoint", self._checkpoints.checkpoint),
+            c.Terminal: self._terminal,
+            c.Note: lambda command: None,
+            c.Warn: lambda command: self.recorder.notice(command.message),
+        }
+
+    def _in_phase(self, phase: str, perform: Performer) -> Performer:
+        def _performed(command: c.Command) -> Coroutine[Any, Any, None] | None:
+            self.recorder.phase(phase)
+            return perform(command)
+
+        return _performed
+
+    def _dispatch(self, command: c.Dispatch) -> Coroutine[Any, Any, None]:
+        self.recorder.dispatched(command)
+        return self._training.dispatch(command)
+
+    def _terminal(self, command: c.Terminal) -> None:
+        self.board.release(command.group)
+        self.recorder.terminal(command)
+
+    def _seal(self, commands: Sequence[c.Command]) -> None:
+        """Payload durable before the ledger row that relies on it: the trajectories that a dispatch consumes."""
+        for command in commands:
+            if isinstance(command, c.Dispatch) and command.groups:
+                self._segments.write(command, [self.board.scored[group] for group in command.groups])
+
+    async def _evaluate(self, command: c.Evaluate) -> None:
+        if self._evaluation is None:
+            raise EngineError("there is nothing to evaluate: eval.task is unset")
+        serving = [name for name, version in self._weights.serving.items() if version == command.version]
+        answers = await self._evaluation.run(serving, command.version)
+        plan = self._evaluation.plan
+        result = summarize(answers, excluded=plan.excluded, model=f"version {command.version}")
+        record = {"lineage": self._lineage.id, "update": command.update, "version": command.version, **asdict(result)}
+        with self._rundir.evaluations.open("a") as file:
+            file.write(json.dumps({**record, "answers": [asdict(answer) for answer in answers]}) + "\n")
+        self.recorder.evaluated(command.update, result.metrics())
+        self.driver.post(Evaluated(command.id))
+
+    async def _export(self) -> None:
+        self.recorder.phase("export")
+        aside = self._rundir.model.with_name(".model")
+        shutil.rmtree(aside, ignore_errors=True)
+        await self._trainer.call("export", str(aside))
+        shutil.rmtree(self._rundir.model, ignore_errors=True)
+        aside.rename(self._rundir.model)
+        self.exported = True
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            await self._rollout.report(REPORT_S)
+
+    def _instance_lost(self, name: str, reason: str) -> None:
+        self._weights.lost(name)
+        if self._evaluation is not None:
+            self._evaluation.lost(name, reason)
+
+    def _restart_rollout(self, name: str, reason: str) -> None:
+        self._restarting(reason)
+        self.driver.background(self._rollout.replace(name, reason))
+
+    def _restart_reward(self, seat: Seat, reason: str) -> None:
+        self._restarting(reason)
+        self.driver.background(self._reward.replace(seat, reason))
+
+    def _restarting(self, reason: str) -> None:
+        self.recorder.restarts += 1
+        self.recorder.notice(f"{reason}; it is started again")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM: once = checkpoint and leave, twice = leave. Only where this is the process's main thread."""
+        loop, caught = asyncio.get_running_loop(), []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                loop.add_signal_handler(number, self._asked_to_stop, number.name)
+                caught.append(number)
+        try:
+            yield
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+    def _asked_to_stop(self, name: str) -> None:
+        self._stopping += 1
+        if self._starting is not None:
+            self._starting.cancel()
+        elif self._stopping == 1:
+            self.recorder.notice(f"{name}: writing a checkpoint, then leaving; once more to leave now")
+            self.driver.post(StopRequested("checkpoint", name))
+        else:
+            self.driver.post(StopRequested("now", name))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal asked the run to leave."""
+        return self._stopping > 0

@@ -1,0 +1,76 @@
+"""Main program of a worker process: `python -m paceline.runtime.worker FD CORES`. Answers calls first, ticks when none waits.
+
+The controller decides about life and death: a worker ignores SIGINT, and ends when its connection closes. A worker that is
+deep in native code cannot look at its connection, so on Linux the kernel also kills it when the controller dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from paceline.ports.pool import WorkerBody, WorkerSpec, make_body
+from paceline.runtime.frames import RemoteError, pack, receive
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(descriptor: int, cores: str) -> None:
+    """Serve one body until the connection closes or the controller says `close`. `cores`: comma-separated, empty = no pinning."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_the_controller()
+    if cores and hasattr(os, "sched_setaffinity"):  # before any library starts threads
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    connection = socket.socket(fileno=descriptor)
+    spec: WorkerSpec = receive(connection)
+    try:
+        body = make_body(spec)
+    except Exception as error:  # noqa: BLE001 - the process boundary: the controller raises it
+        connection.sendall(pack(("refused", RemoteError.of(error))))
+        return
+    connection.sendall(pack(("ready", None)))
+    try:
+        _serve(connection, body)
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        body.close()
+
+
+def _serve(connection: socket.socket, body: WorkerBody) -> None:
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    busy = True
+    while True:
+        if not busy or waiting.poll(0):
+            message = receive(connection)
+            if message is None:
+                return
+            connection.sendall(_answer(body, *message))
+            busy = True
+            continue
+        reports = body.tick()
+        busy = reports is not None
+        if reports:
+            connection.sendall(pack(("report", list(reports))))
+
+
+def _answer(body: WorkerBody, call: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    try:
+        return pack(("answer", call, body.call(method, *arguments)))
+    except Exception as error:  # noqa: BLE001 - the process boundary: it travels to the caller, the worker lives on
+        return pack(("error", call, RemoteError.of(error)))
+
+
+def _die_with_the_controller() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

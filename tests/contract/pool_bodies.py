@@ -1,0 +1,61 @@
+"""Bodies that the pool contract runs in workers; factories are named `pool_bodies:NAME`."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.types.errors import EngineError
+
+
+class Body:
+    """Counts down as its own work, and does what the contract asks for."""
+
+    def __init__(self, closed_file: str = "") -> None:
+        self.left = 0
+        self.closed_file = closed_file
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
+
+    def tick(self) -> Sequence[Any] | None:
+        if self.left == 0:
+            return None
+        self.left -= 1
+        return [("left", self.left)] if self.left % 2 == 0 else []
+
+    def close(self) -> None:
+        if self.closed_file:
+            Path(self.closed_file).write_text("closed")
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def count_down(self, start: int) -> None:
+        self.left = start
+
+    def refuse(self, kind: str) -> None:
+        raise {"engine": EngineError, "value": ValueError, "own": Odd}[kind]("no such thing")
+
+    def die(self, code: int) -> None:
+        print("these are my last words", flush=True)
+        raise SystemExit(code)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def about(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS"), "cores": sorted(os.sched_getaffinity(0))}
+
+
+class Odd(Exception):
+    """An error of a library that the controller does not know."""
+
+
+def body(**arguments: Any) -> Body:
+    return Body(**arguments)
+
+
+def broken() -> Body:
+    raise ValueError("this factory refuses")

@@ -1,0 +1,181 @@
+"""What every pool promises, run on the real one and on the fake."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.ports.fakes.pool import InlinePool
+from paceline.ports.pool import Pool, Worker, WorkerSpec
+from paceline.runtime.process import ProcessPool
+from paceline.types.errors import EngineError, PacelineError, WorkerLost
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=["inline", "process"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    monkeypatch.syspath_prepend(str(HERE))
+    return InlinePool() if request.param == "inline" else ProcessPool(log_dir=tmp_path, start_timeout_s=30)
+
+
+class Heard:
+    """What came in beside answers."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+        self.losses: list[str] = []
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def started(pool: Pool, **arguments: Any) -> AsyncIterator[tuple[Worker, Heard]]:
+    heard = Heard()
+    spec = WorkerSpec(name="one", factory="pool_bodies:body", arguments=arguments)
+    worker = await pool.start(spec, heard.reports.append, heard.losses.append)
+    try:
+        yield worker, heard
+    finally:
+        await worker.stop(5.0)
+
+
+async def test_calls_are_answered_in_order_and_large_values_come_back_whole(pool: Pool) -> None:
+    async with started(pool) as (worker, _):
+        large = bytes(range(256)) * 40_000
+        assert await asyncio.gather(*(worker.call("echo", value) for value in (1, "two", large))) == [1, "two", large]
+
+
+async def test_an_exception_travels_to_the_caller_and_the_worker_lives_on(pool: Pool) -> None:
+    async with started(pool) as (worker, heard):
+        with pytest.raises(EngineError, match="no such thing"):
+            await worker.call("refuse", "engine")
+        with pytest.raises(ValueError, match="no such thing"):
+            await worker.call("refuse", "value")
+        assert await worker.call("echo", 3) == 3
+        assert heard.losses == []
+
+
+async def test_a_body_ticks_while_it_has_work_and_its_reports_arrive_in_order(pool: Pool) -> None:
+    async with started(pool) as (worker, heard):
+        await worker.call("count_down", 6)
+        await heard.until(lambda: len(heard.reports) == 3)
+        assert heard.reports == [("left", 4), ("left", 2), ("left", 0)]
+
+
+async def test_a_worker_that_dies_fails_its_open_calls_and_is_reported_lost_once(pool: Pool) -> None:
+    async with started(pool) as (worker, heard):
+        with pytest.raises(WorkerLost, match="one"):
+            await worker.call("die", 3)
+        with pytest.raises(WorkerLost, match="gone"):
+            await worker.call("echo", 1)
+        await heard.until(lambda: len(heard.losses) == 1)
+        assert "exit code 3" in heard.losses[0]
+
+
+async def test_a_killed_worker_is_reported_lost_and_a_stopped_one_is_not(pool: Pool) -> None:
+    async with started(pool) as (worker, heard):
+        worker.kill()
+        await heard.until(lambda: len(heard.losses) == 1)
+    async with started(pool) as (worker, heard):
+        await worker.stop(5.0)
+        await asyncio.sleep(0.02)
+        assert heard.losses == []
+        with pytest.raises(WorkerLost):
+            await worker.call("echo", 1)
+
+
+async def test_stopping_closes_the_body(pool: Pool, tmp_path: Path) -> None:
+    async with started(pool, closed_file=str(tmp_path / "closed")) as (worker, _):
+        await worker.call("echo", 1)
+    assert (tmp_path / "closed").read_text() == "closed"
+
+
+async def test_an_error_of_the_factory_is_raised_where_the_worker_was_started(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="this factory refuses"):
+        await pool.start(WorkerSpec(name="two", factory="pool_bodies:broken", arguments={}), print, print)
+
+
+async def test_a_foreign_error_keeps_its_name_and_does_not_import_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, _):
+        with pytest.raises(PacelineError, match="Odd: no such thing") as caught:
+            await worker.call("refuse", "own")
+        assert "in refuse" in caught.value.__notes__[0]
+
+
+async def test_a_lost_process_leaves_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        with pytest.raises(WorkerLost, match="while it did die"):
+            await worker.call("die", 4)
+        await heard.until(lambda: bool(heard.losses))
+        assert "these are my last words" in heard.losses[0]
+
+
+async def test_threads_and_cores_stand_before_the_body_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    spec = WorkerSpec(name="pinned", factory="pool_bodies:body", arguments={}, threads=3, cores=(0,))
+    worker = await ProcessPool(log_dir=tmp_path).start(spec, print, print)
+    about = await worker.call("about")
+    assert (about["threads"], about["cores"]) == ("3", [0])
+    await worker.stop(5.0)
+
+
+async def test_a_worker_that_does_not_close_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, _):
+        call = asyncio.ensure_future(worker.call("sleep", 60))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            await worker.stop(0.2)
+        with pytest.raises(WorkerLost):
+            await call
+
+
+CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from paceline.ports.pool import WorkerSpec
+from paceline.runtime.process import ProcessPool
+
+async def main():
+    workers = [await ProcessPool().start(WorkerSpec(name, "pool_bodies:body", {}), print, print) for name in ("idle", "busy")]
+    call = asyncio.ensure_future(workers[1].call("sleep", 60))
+    await asyncio.sleep(0.05)
+    print(*(worker.pid for worker in workers), flush=True)
+    await call
+
+asyncio.run(main())
+"""
+
+
+def test_workers_end_when_their_controller_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    with subprocess.Popen([sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, text=True, env=environment) as controller:
+        assert controller.stdout is not None
+        pids = [int(word) for word in controller.stdout.readline().split()]
+        assert len(pids) == 2
+        controller.kill()
+    deadline = time.monotonic() + 5
+    while any(_runs(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"workers {pids} outlived their controller"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and no zombie (nobody may reap it here)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,155 @@
+"""Whole runs on a tiny random model: real processes, the real engine, trainer, rewards and tasks."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+from paceline.models.tiny import write_tiny
+
+CONFIG = """
+[model]
+path = "{model}"
+dtype = "float64"
+[task]
+kind = "file"
+path = "{rows}"
+gold_column = "answer"
+[[reward]]
+kind = "function"
+function = "{reward}:length"
+[rollout]
+slots = 8
+max_prompt_tokens = 100
+max_tokens = 6
+[schedule]
+group_size = 4
+groups_per_update = 2
+in_order = true
+[trainer]
+learning_rate = 1e-3
+warmup_updates = 0
+[pool]
+rollout_threads = 1
+trainer_threads = 1
+"""
+EVALUATION = """
+[eval]
+every = 2
+samples = 2
+[eval.task]
+kind = "file"
+path = "{held_out}"
+gold_column = "answer"
+"""
+REWARD = """
+def length(completions, gold, **columns):
+    if "fails" in str(gold):
+        raise ValueError("no reward for this one")
+    return [float(len(text) % 3 == 0) for text in completions]
+"""
+CONTROLLER = """
+import sys
+from pathlib import Path
+from paceline.cli import wire
+from paceline.config.load import load
+outcome = wire.train(load(Path(sys.argv[1]), sys.argv[3:]), resume=sys.argv[2] == "resume", on_progress=lambda progress: None)
+assert "torch" not in sys.modules and "transformers" not in sys.modules, "the controller loaded torch"
+print(outcome)
+sys.exit(0 if outcome.ok else 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    write_tiny(root / "model")
+    (root / "reward.py").write_text(REWARD)
+    for name, start in (("rows", 0), ("held_out", 100)):
+        lines = [json.dumps({"prompt": f"say hello {i}", "answer": str(i)}) for i in range(start, start + 6)]
+        (root / f"{name}.jsonl").write_text("\n".join(lines))
+    paths = {
+        "model": root / "model",
+        "rows": root / "rows.jsonl",
+        "held_out": root / "held_out.jsonl",
+        "reward": root / "reward.py",
+    }
+    (root / "plain.toml").write_text(CONFIG.format(**paths))
+    (root / "evaluated.toml").write_text((CONFIG + EVALUATION).format(**paths))
+    return root
+
+
+def train(place: Path, config: str, *words: str, resume: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", CONTROLLER, str(place / config), "resume" if resume else "new", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    found = [row for segment in sorted((run / "trajectories").iterdir()) for row in pq.read_table(segment).to_pylist()]
+    return sorted(found, key=lambda row: (row["update"], row["group"], row["sample"]))
+
+
+def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_uninterrupted_one(place: Path) -> None:
+    whole = train(place, "evaluated.toml", f"run.dir={place / 'whole'}", "run.updates=4")
+    assert whole.returncode == 0, whole.stderr
+    for updates, resume in ((2, False), (4, True)):
+        half = train(place, "plain.toml", f"run.dir={place / 'halves'}", f"run.updates={updates}", resume=resume)
+        assert half.returncode == 0, half.stderr
+    a, b = rows(place / "whole"), rows(place / "halves")
+    names = ("update", "group", "sample", "row", "prompt_ids", "ids", "reward", "version")
+    assert [[row[name] for name in names] for row in a] == [[row[name] for name in names] for row in b]
+    assert [row["group"] for row in a] == [group for group in range(8) for _ in range(4)], "each prompt once, epochs in a row"
+    assert sorted({row["row"] for row in a[: 6 * 4]}) == list(range(6))
+    first, second = (load_file(place / name / "model" / "model.safetensors") for name in ("whole", "halves"))
+    start = load_file(place / "model" / "model.safetensors")
+    assert max(abs(first[name] - second[name]).max() for name in first) < 1e-9
+    assert max(abs(first[name] - start[name]).max() for name in first) > 1e-4, "training changed the weights"
+    evaluations = [json.loads(line) for line in (place / "whole" / "eval.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["problems"]) for line in evaluations] == [(0, 6), (2, 6), (4, 6)]
+    metrics = [json.loads(line) for line in (place / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["logprob_gap/max"] for line in metrics if line["axis"] == "update") < 1e-9
+    for name in ("whole", "halves"):
+        audited = subprocess.run(
+            [sys.executable, "-m", "paceline.cli.main", "audit", str(place / name)],
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60, check=False,
+        )  # fmt: skip
+        assert audited.returncode == 0, audited.stdout
+
+
+def test_a_reward_that_raises_ends_the_run_soon_by_name_and_leaves_no_child(place: Path) -> None:
+    lines = [json.dumps({"prompt": f"say hello {i}", "answer": "fails" if i >= 2 else "fine"}) for i in range(6)]
+    (place / "failing.jsonl").write_text("\n".join(lines))
+    words = (
+        f"run.dir={place / 'failing'}",
+        f"task.path={place / 'failing.jsonl'}",
+        "task.shuffle=false",
+        "run.updates=3",
+        "run.checkpoint_every=1",
+    )
+    ended = train(place, "plain.toml", *words)
+    assert ended.returncode == 1, ended.stderr
+    assert "reward length raised ValueError on row 2" in ended.stdout
+    assert [path.name for path in (place / "failing" / "checkpoints").iterdir()] == ["step-1"]
+    assert not [process for process in children_of(place / "failing")]
+
+
+def children_of(run: Path) -> list[int]:
+    """Processes that write a log of this run."""
+    time.sleep(0.1)
+    logs = str(run / "logs")
+    found = []
+    for descriptor in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if os.readlink(descriptor).startswith(logs):
+                found.append(int(descriptor.parts[2]))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,114 @@
+"""Worker factories over the fakes, with faults on demand; named `runtime_bodies:NAME` in specifications."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.ports.fakes.engine import FakeEngine
+from paceline.ports.fakes.training import FakeTrainer
+from paceline.ports.pool import WorkerBody
+from paceline.runtime.bodies import RolloutBody, TrainerBody
+from paceline.types.errors import RewardError
+from paceline.types.records import Prompt, Request, Score, ScoredGroup, Trajectory
+
+
+class Once:
+    """Something that happens the first time only, over all workers: a file remembers."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def __bool__(self) -> bool:
+        if not self.path.parent.name or self.path.exists():
+            return False
+        self.path.touch()
+        return True
+
+
+class Rollout(RolloutBody):
+    """Dies while it decodes `dies_on` (a group), the first time; loads another checksum than was published with `wrong_checksum`."""
+
+    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str) -> None:
+        super().__init__(engine)
+        self.dies_on, self.once = dies_on, Once(once)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if (
+            method == "submit"
+            and any(request.group == self.dies_on and request.purpose == "train" for request in arguments[0])
+            and self.once
+        ):
+            raise SystemExit(9)
+        return super().call(method, *arguments)
+
+
+def engine(
+    instance: str,
+    slots: int = 4,
+    dies_on: int | None = None,
+    once: str = "",
+    fails_on: tuple[int, int] | None = None,
+    failures: int = 1,
+    wrong_checksum: bool = False,
+    wrong_probe: bool = False,
+) -> WorkerBody:
+    def fail(request: Request) -> str | None:
+        return "out of luck" if (request.group, request.sample) == fails_on and request.attempt < failures else None
+
+    def score(version: int, token: int) -> float:
+        return -1.0 - ((token * 31 + version) % 7) + (0.5 if wrong_probe and version else 0.0)
+
+    extra: dict[str, Any] = {"checksum": lambda ref, location: "something else"} if wrong_checksum else {}
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once)
+
+
+class TrainerThat(TrainerBody):
+    """Raises or dies at a step."""
+
+    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int) -> None:
+        super().__init__(trainer)
+        self.raises_at, self.dies_at, self.steps = raises_at, dies_at, 0
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if method == "step":
+            self.steps += 1
+            if self.steps == self.raises_at:
+                raise ZeroDivisionError("the trainer divided by zero")
+            if self.steps == self.dies_at:
+                raise SystemExit(11)
+        return super().call(method, *arguments)
+
+
+def trainer(raises_at: int = 0, dies_at: int = 0) -> WorkerBody:
+    return TrainerThat(FakeTrainer(), raises_at, dies_at)
+
+
+class JudgeOf:
+    """Rewards by the length of the answer; raises or hangs on a group of training."""
+
+    def __init__(self, raises_on: int | None, hangs_on: int | None, equal: bool) -> None:
+        self.raises_on, self.hangs_on, self.equal = raises_on, hangs_on, equal
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return {"score": self.score, "check": lambda prompts: None}[method](*arguments)
+
+    def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Any:
+        training = trajectories[0].purpose == "train"
+        if training and prompt.index == self.hangs_on:
+            return asyncio.Event().wait()
+        if training and prompt.index == self.raises_on:
+            raise RewardError(f"reward lengthy raised ValueError on row {prompt.row}: no")
+        values = tuple(1.0 if self.equal or len(t.ids) % 2 else 0.0 for t in trajectories)
+        scores = tuple(Score(value, parsed=True) for value in values)
+        return ScoredGroup(trajectories[0].group, prompt, tuple(trajectories), values, values, {"lengthy": values}, {"lengthy": scores})
+
+    def tick(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def judge(raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False) -> WorkerBody:
+    return JudgeOf(raises_on, hangs_on, equal)

@@ -1,0 +1,55 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+from runtime_builders import schedule
+
+from paceline.core.commands import Publish, RequestPrompts, Stop
+from paceline.core.events import Published, Started
+from paceline.core.schedule import Resume
+from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.types.errors import CheckpointError
+
+SCHEDULE = schedule(deadlines=(("admit", 60.0),))
+
+
+def test_rows_come_back_in_order_with_their_times_and_lineage(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    resume = Resume(update=2, version=1, pending=(3, 4), next_index=9)
+    first = ledger.open_lineage(SCHEDULE, Resume(), None, "2026-01-01")
+    ledger.append("event", 0.5, Started())
+    ledger.append("command", 0.5, Publish(1, 0, 0))
+    ledger.commit()
+    second = ledger.open_lineage(SCHEDULE, resume, first, "2026-01-02")
+    ledger.append("event", 0.25, Published(1, 0, "abc"))
+    ledger.close()
+
+    reader = LedgerReader(tmp_path / "ledger.sqlite")
+    old, new = reader.lineages()
+    assert (old.schedule, old.resume, old.parent) == (SCHEDULE, Resume(), None)
+    assert (new.schedule, new.resume, new.parent, new.started) == (SCHEDULE, resume, first, "2026-01-02")
+    assert [(r.now, r.direction, r.value) for r in reader.records(first)] == [(0.5, "event", Started()), (0.5, "command", Publish(1, 0, 0))]
+    assert [r.value for r in reader.records(second)] == [Published(1, 0, "abc")]
+    reader.close()
+
+
+def test_rows_are_on_disk_after_commit_and_not_before(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    lineage = ledger.open_lineage(SCHEDULE, Resume(), None, "")
+    ledger.append("command", 0.0, RequestPrompts(1, 4))
+    other = sqlite3.connect(path)
+    count = "SELECT count(*) FROM records"
+    assert other.execute(count).fetchone() == (0,)
+    ledger.commit()
+    assert other.execute(count).fetchone() == (1,)
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    ledger.append("command", 0.0, Stop(2, "done"))
+    del ledger  # as a crash would: what was not committed is gone, what was is whole
+    reader = LedgerReader(path)
+    assert [r.value for r in reader.records(lineage)] == [RequestPrompts(1, 4)]
+
+
+def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no ledger"):
+        LedgerReader(tmp_path / "ledger.sqlite")

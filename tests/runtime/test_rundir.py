@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.core.schedule import Resume
+from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_resume
+from paceline.types.errors import CheckpointError, ConfigError
+
+INFO = ResumeInfo(update=4, version=2, pending=(5, 7), next_index=9, lineage=1, identity={"task": "abc", "model.path": "m"})
+
+
+def opened(root: Path, *, resume: bool = False) -> RunDir:
+    rundir = RunDir(root)
+    rundir.open(resume=resume)
+    return rundir
+
+
+def seal(rundir: RunDir, update: int, content: str = "state", keep_last: int = 2) -> Path:
+    aside = rundir.begin_checkpoint(update)
+    (aside / "trainer.bin").write_text(content)
+    return rundir.seal_checkpoint(aside, INFO, keep_last)
+
+
+def test_a_second_controller_is_refused_while_the_first_holds_the_lock(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(ConfigError, match="another paceline process"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path).close()
+
+
+def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        opened(tmp_path / "empty", resume=True)
+    (tmp_path / "ledger.sqlite").touch()
+    with pytest.raises(ConfigError, match="--resume"):
+        opened(tmp_path)
+    opened(tmp_path, resume=True).close()
+
+
+def test_a_checkpoint_counts_only_when_it_is_sealed(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    (rundir.begin_checkpoint(1) / "trainer.bin").write_text("half")
+    assert rundir.latest_checkpoint() is None
+    final = seal(rundir, 2)
+    assert rundir.latest_checkpoint() == final == tmp_path / "checkpoints" / "step-2"
+    assert read_resume(final) == INFO
+    assert read_resume(final).resume() == Resume(4, 2, (5, 7), 9)
+
+
+def test_only_the_last_checkpoints_are_kept_counted_by_number(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    for update in (2, 9, 10, 11):
+        seal(rundir, update)
+    assert sorted(path.name for path in rundir.checkpoints.iterdir()) == ["step-10", "step-11"]
+
+
+def test_what_a_crash_left_of_a_checkpoint_is_cleared_and_a_replaced_one_is_restored(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    seal(rundir, 3)
+    (rundir.checkpoints / "step-3").rename(rundir.checkpoints / ".replaced-step-3")
+    (rundir.checkpoints / ".step-3").mkdir()
+    rundir.ledger.touch()
+    rundir.close()
+    again = opened(tmp_path, resume=True)
+    assert [path.name for path in again.checkpoints.iterdir()] == ["step-3"]
+    assert read_resume(again.checkpoints / "step-3") == INFO
+
+
+def test_sealing_the_same_update_again_replaces_the_checkpoint(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    seal(rundir, 3, "old")
+    final = seal(rundir, 3, "new")
+    assert (final / "trainer.bin").read_text() == "new"
+    assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-3"]
+
+
+def test_a_damaged_resume_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    final = seal(opened(tmp_path), 1)
+    (final / "resume.json").write_text(json.dumps({"update": 1}))
+    with pytest.raises(CheckpointError, match=r"resume\.json"):
+        read_resume(final)
+
+
+def test_a_changed_identity_is_refused_with_what_changed(tmp_path: Path) -> None:
+    check_identity(INFO.identity, dict(INFO.identity), tmp_path)
+    with pytest.raises(CheckpointError, match="task: abc -> def") as caught:
+        check_identity(INFO.identity, {**INFO.identity, "task": "def"}, tmp_path)
+    assert "model.path" not in str(caught.value)

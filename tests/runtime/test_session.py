@@ -1,0 +1,370 @@
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from runtime_builders import schedule
+
+from paceline.core.commands import Checkpoint, Dispatch, Materialize, RequestPrompts, Stop
+from paceline.core.events import CommandFailed, InstanceLost
+from paceline.core.schedule import Resume, Schedule
+from paceline.ports.fakes.data import MemoryTask, MemoryTracker
+from paceline.ports.fakes.pool import InlinePool, InlineWorker
+from paceline.ports.pool import WorkerSpec
+from paceline.runtime.audit import audit
+from paceline.runtime.evaluation import EvalPlan
+from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.rundir import RunDir, read_resume
+from paceline.runtime.session import Lineage, Session, Settings, Workers
+from paceline.transports.files import FileStore
+from paceline.types.errors import RuleViolated, WorkerLost
+from paceline.types.progress import Progress
+from paceline.types.records import Sampling
+
+TASK = MemoryTask([(f"question {i}", "4") for i in range(5)], seed=3)
+
+
+class SlowPool(InlinePool):
+    """Workers that take their time to start."""
+
+    def __init__(self, start_s: float) -> None:
+        super().__init__()
+        self.start_s = start_s
+
+    async def start(self, spec: WorkerSpec, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> InlineWorker:
+        await asyncio.sleep(self.start_s)
+        return await super().start(spec, on_report, on_lost)
+
+
+@dataclass
+class Run:
+    """One lineage over fakes in this process, and what came of it."""
+
+    root: Path
+    schedule: Schedule
+    task: MemoryTask = TASK
+    rollout: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    judge: dict[str, Any] = field(default_factory=dict)
+    instances: int = 2
+    reward_deadline_s: float = 5.0
+    evaluates: bool = False
+    resume: bool = False
+    watch: Callable[[Progress], None] = lambda progress: None
+    start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.pool = SlowPool(self.start_s)
+        self.tracker = MemoryTracker()
+        self.said: list[Progress] = []
+        self.rundir = RunDir(self.root)
+        self.rundir.open(resume=self.resume)
+        self.ledger = Ledger(self.rundir.ledger)
+        checkpoint = self.rundir.latest_checkpoint()
+        info = None if checkpoint is None else read_resume(checkpoint)
+        resume = Resume() if info is None else info.resume()
+        lineage = self.ledger.open_lineage(self.schedule, resume, None if info is None else info.lineage, "now")
+        self.session = Session(
+            pool=self.pool,
+            workers=Workers(
+                WorkerSpec("trainer", "runtime_bodies:trainer", self.trainer),
+                tuple(WorkerSpec(n, "runtime_bodies:engine", {"instance": n, **self.rollout}) for n in self._names()),
+                (WorkerSpec("reward-0", "runtime_bodies:judge", self.judge),),
+            ),
+            settings=Settings(7, Sampling(8), "float64", 0.1, 5.0, ("lengthy",), self.reward_deadline_s, 2),
+            lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}),
+            task=self.task,
+            eval_plan=EvalPlan(tuple(TASK.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",)) if self.evaluates else None,
+            store=FileStore(self.rundir.weights),
+            rundir=self.rundir,
+            ledger=self.ledger,
+            trackers=[self.tracker],
+            on_progress=self._heard,
+            timer_s=0.05,
+        )
+
+    async def go(self) -> Stop:
+        """Run to the end; raises what ended it."""
+        try:
+            async with asyncio.timeout(20):
+                return await self.session.run()
+        finally:
+            self.ledger.close()
+            self.rundir.close()
+            for worker in self.pool.workers.values():
+                with pytest.raises(WorkerLost):
+                    await worker.call("info")
+
+    def records(self, *kinds: type) -> list[Any]:
+        """Events and commands of these kinds, in order, of the latest lineage."""
+        reader = LedgerReader(self.rundir.ledger)
+        found = [record.value for record in reader.records(reader.lineages()[-1].id) if isinstance(record.value, kinds)]
+        reader.close()
+        return found
+
+    def rows(self, axis: str = "update") -> list[dict[str, Any]]:
+        return [values for name, _, values in self.tracker.rows if name == axis]
+
+    def trained(self) -> list[int]:
+        """Groups in the order of consumption."""
+        return [group for command in self.records(Dispatch) for group in command.groups]
+
+    def _names(self) -> list[str]:
+        return [f"rollout-{i}" for i in range(self.instances)]
+
+    def _heard(self, progress: Progress) -> None:
+        self.said.append(progress)
+        self.watch(progress)
+
+
+async def test_a_serial_run_trains_every_group_once_and_its_ledger_replays(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule())
+    stop = await run.go()
+    assert stop.ok
+    assert run.trained() == [0, 1, 2, 3, 4, 5]
+    assert [row["update/groups"] for row in run.rows()] == [2, 2, 2]
+    assert [step for axis, step, _ in run.tracker.rows if axis == "update"] == [1, 2, 3]
+    report = audit(run.rundir.ledger)
+    assert (report.violations, report.notes, report.lineages) == ((), (), 1)
+    assert report.commands > 20
+    assert (tmp_path / "model").is_dir()
+    assert run.tracker.closed
+
+
+async def test_metrics_of_an_update_are_those_of_its_own_trajectories(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(total_updates=1))
+    await run.go()
+    (segment,) = (tmp_path / "trajectories").iterdir()
+    table = pq.read_table(segment).to_pylist()
+    assert [(row["group"], row["sample"]) for row in table] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    lengths = [len(row["ids"]) for row in table]
+    (row,) = run.rows()
+    assert row["completions/mean_length"] == sum(lengths) / 4
+    assert row["reward"] == sum(length % 2 for length in lengths) / 4
+    assert row["completions/clipped_ratio"] == sum(r["finish"] == "length" for r in table) / 4
+    assert row["num_tokens"] == sum(len(r["prompt_ids"]) + len(r["ids"]) for r in table)
+    assert row["staleness/max"] == 0
+    assert row["trainer_waiting_ratio"] > 0
+    assert row["step_time"] >= row["rollout_seconds"] > 0
+
+
+async def test_a_pipelined_run_gives_the_same_trajectories_as_a_serial_one(tmp_path: Path) -> None:
+    tables = []
+    for preset, start, d in (("serial", "all", 2), ("pipelined", "dispatch", 1)):
+        run = Run(tmp_path / preset, schedule(preset=preset, start_when=start, groups_per_dispatch=d))
+        await run.go()
+        assert audit(run.rundir.ledger).violations == ()
+        rows = [row for file in (tmp_path / preset / "trajectories").iterdir() for row in pq.read_table(file).to_pylist()]
+        tables.append(sorted((row["update"], row["group"], row["sample"], row["ids"], row["reward"]) for row in rows))
+    assert tables[0] == tables[1]
+
+
+async def test_every_published_version_is_checked_on_every_instance_before_it_serves(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), rollout={"wrong_checksum": True})
+    with pytest.raises(RuleViolated, match="rule 7"):
+        await run.go()
+    run = Run(tmp_path / "probe", schedule(), rollout={"wrong_probe": True})
+    with pytest.raises(RuleViolated, match="probe differs"):
+        await run.go()
+
+
+async def test_a_lost_instance_is_restarted_and_its_trajectories_come_out_the_same(tmp_path: Path) -> None:
+    undisturbed = Run(tmp_path / "a", schedule(), instances=1)
+    await undisturbed.go()
+    disturbed = Run(tmp_path / "b", schedule(), instances=1, rollout={"dies_on": 3, "once": str(tmp_path / "once")})
+    stop = await disturbed.go()
+    assert stop.ok
+    assert len(disturbed.records(InstanceLost)) == 1
+    assert disturbed.rows()[-1]["workers/restarts"] == 1
+    assert any("started again" in progress.message for progress in disturbed.said)
+    for ours, theirs in zip(disturbed.rows(), undisturbed.rows(), strict=True):
+        assert ours["completions/mean_length"] == theirs["completions/mean_length"]
+    assert sorted(disturbed.trained()) == undisturbed.trained()
+    assert audit(disturbed.rundir.ledger).violations == ()
+
+
+async def test_a_failed_attempt_is_tried_again_and_counted(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), rollout={"fails_on": (2, 1), "failures": 2})
+    assert (await run.go()).ok
+    assert [row["attempts/failed"] for row in run.rows()] == [0, 2, 0]
+    (tmp_path / "x").mkdir()
+    run = Run(tmp_path / "x", schedule(), rollout={"fails_on": (2, 1), "failures": 3})
+    stop = await run.go()
+    assert not stop.ok
+    assert "out of luck" in stop.reason
+
+
+async def test_a_survivor_policy_trains_the_rest_of_a_group(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(group_size=3, on_failure="drop_sample"), rollout={"fails_on": (2, 1), "failures": 9})
+    assert (await run.go()).ok
+    assert [command.samples for command in run.records(Materialize) if command.group == 2] == [(0, 2)]
+    assert [row["update/samples"] for row in run.rows()] == [6, 5, 6]
+
+
+async def test_a_reward_that_raises_stops_the_run_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), judge={"raises_on": 3})
+    stop = await run.go()
+    assert not stop.ok
+    assert "lengthy raised ValueError on row" in stop.reason
+    assert not (tmp_path / "model").exists()
+
+
+async def test_a_reward_that_hangs_is_killed_named_and_replaced(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(on_failure="drop_group"), judge={"hangs_on": 3}, reward_deadline_s=0.2)
+    stop = await run.go()
+    assert stop.ok
+    failed = run.records(CommandFailed)
+    assert all("rewards lengthy gave no answer on group 3" in event.error for event in failed)
+    assert 3 not in run.trained()
+    assert [row["verifier_errors"] for row in run.rows()] == [0, len(failed), 0]
+    assert audit(run.rundir.ledger).violations == ()
+
+
+async def test_an_exception_in_the_trainer_ends_the_run_at_once_with_its_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), trainer={"raises_at": 2})
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError, match="the trainer divided by zero"):
+        await run.go()
+    assert time.monotonic() - began < 5
+
+
+async def test_a_lost_trainer_ends_the_run_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), trainer={"dies_at": 2})
+    with pytest.raises(WorkerLost, match="trainer"):
+        await run.go()
+
+
+async def test_a_worker_that_cannot_start_ends_the_run_with_what_its_factory_raised(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), rollout={"unknown": 1})
+    with pytest.raises(TypeError, match="unknown"):
+        await run.go()
+
+
+async def test_evaluation_happens_in_the_loop_and_changes_nothing_of_training(tmp_path: Path) -> None:
+    without = Run(tmp_path / "a", schedule())
+    await without.go()
+    run = Run(tmp_path / "b", schedule(evaluate_every=2), evaluates=True)
+    assert (await run.go()).ok
+    assert run.trained() == without.trained()
+    timeless = ("reward", "completions/mean_length", "num_tokens", "reward_std")
+    assert [[row[name] for name in timeless] for row in run.rows()] == [[row[name] for name in timeless] for row in without.rows()]
+    lines = [json.loads(line) for line in (tmp_path / "b" / "eval.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["version"]) for line in lines] == [(0, 0), (2, 2), (3, 3)]
+    assert all(line["greedy"]["count"] == 3 and line["sampled"]["count"] == 6 and len(line["answers"]) == 3 for line in lines)
+    assert [step for axis, step, _ in run.tracker.rows if axis == "eval"] == [0, 2, 3]
+    assert all(name.startswith("eval/") for name in run.rows("eval")[0])
+
+
+def signals(*after: str) -> Callable[[Progress], None]:
+    """Send SIGINT to this process at the first progress of each of these phases or updates."""
+    left = list(after)
+
+    def watch(progress: Progress) -> None:
+        if left and left[0] in (progress.phase, f"update {progress.update}"):
+            left.pop(0)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return watch
+
+
+async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_left(tmp_path: Path) -> None:
+    whole = Run(tmp_path / "whole", schedule(total_updates=4))
+    await whole.go()
+    first = Run(tmp_path / "cut", schedule(total_updates=4), watch=signals("update 2"))
+    stop = await first.go()
+    assert stop.ok
+    assert first.session.interrupted
+    (checkpoint,) = first.records(Checkpoint)
+    assert 2 <= checkpoint.update < 4
+    before = first.trained()
+    second = Run(tmp_path / "cut", schedule(total_updates=4), resume=True)
+    assert (await second.go()).ok
+    assert before + second.trained() == whole.trained()
+    assert [step for axis, step, _ in second.tracker.rows if axis == "update"] == list(range(checkpoint.update + 1, 5))
+    report = audit(second.rundir.ledger)
+    assert (report.violations, report.lineages) == ((), 2)
+
+
+async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), judge={"hangs_on": 2}, reward_deadline_s=60, watch=signals("update 1", "update 1"))
+    asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGINT)
+    began = time.monotonic()
+    await run.go()
+    assert time.monotonic() - began < 3
+    assert run.session.interrupted
+    assert run.records(Checkpoint) == []
+
+
+async def test_ctrl_c_while_workers_start_leaves_none(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), watch=signals("start"), start_s=0.2)
+    with pytest.raises(asyncio.CancelledError):
+        await run.go()
+    assert run.records(RequestPrompts) == []
+
+
+async def test_resume_without_a_checkpoint_starts_again_as_a_new_lineage(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), trainer={"dies_at": 2})
+    with pytest.raises(WorkerLost):
+        await run.go()
+    again = Run(tmp_path, schedule(), resume=True)
+    assert (await again.go()).ok
+    assert again.trained() == [0, 1, 2, 3, 4, 5]
+    report = audit(again.rundir.ledger)
+    assert report.violations == ()
+    assert len(report.notes) == 1
+
+
+async def test_checkpoints_in_the_loop_keep_the_last_and_resume_takes_the_newest(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(total_updates=5, checkpoint_every=1), trainer={"dies_at": 5})
+    with pytest.raises(WorkerLost):
+        await run.go()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-3", "step-4"]
+    again = Run(tmp_path, schedule(total_updates=5, checkpoint_every=1), resume=True)
+    assert (await again.go()).ok
+    assert again.trained() == [8, 9]
+
+
+async def test_groups_without_signal_are_told_aloud(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(total_updates=4), judge={"equal": True})
+    assert (await run.go()).ok
+    assert any("every group has equal rewards" in progress.message for progress in run.said)
+
+
+async def test_a_task_without_any_signal_ends_with_an_error_after_a_bounded_number_of_rounds(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(no_signal="drop", empty_limit=3), judge={"equal": True})
+    stop = await run.go()
+    assert not stop.ok
+    assert len(run.records(Materialize)) == 3 * 2
+    assert run.trained() == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0"], "and leaves a usable checkpoint"
+
+
+async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule())
+    killed: list[str] = []
+
+    def kill_the_judge(progress: Progress) -> None:
+        if progress.phase == "rollout" and not killed:
+            killed.append("reward-0")
+            run.pool.workers["reward-0"].kill()
+
+    run.watch = kill_the_judge
+    assert (await run.go()).ok
+    assert killed
+    assert run.records(CommandFailed) == []
+    assert run.rows()[-1]["workers/restarts"] == 1
+
+
+async def test_nothing_of_a_finished_group_is_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(total_updates=20))
+    await run.go()
+    board = run.session.board
+    assert (board.prompts, board.trajectories, board.scored) == ({}, {}, {})
+    assert len(list((tmp_path / "weights").iterdir())) == 1
