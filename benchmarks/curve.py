@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import matplotlib as mpl
-from evidence import ROOT
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+
+from evidence import ROOT
 
 COLOURS = ("#1b6ca8", "#2a9d8f", "#7b5ea7")
 GREY = "#888888"

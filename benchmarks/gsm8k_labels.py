@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence import measured
-
 from paceline.rewards import extract, verify
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence import ROOT, measured
-
 from paceline.core.evaluation import summarize
 from paceline.types.results import Answers, EvalResult, Verdict
 
