@@ -73,7 +73,10 @@ def figures(directories: list[Path], control: Path) -> dict[str, Any]:
     each = {d.name: evaluations(d) for d in [*directories, control]}
     seconds = {d.name: json.loads((d / "seconds.json").read_text())["seconds"] for d in [*directories, control]}
     before, after = (pooled([each[d.name][i] for d in directories]) for i in (0, -1))
-    assert before.sampled and after.sampled and before.greedy and after.greedy, "the recipe evaluates greedy and sampled answers"
+    assert before.sampled is not None, "the recipe samples answers"
+    assert after.sampled is not None, "the recipe samples answers"
+    assert before.greedy is not None, "the recipe asks for greedy answers"
+    assert after.greedy is not None, "the recipe asks for greedy answers"
     return {
         "run_seconds": seconds,
         "run_seconds_median": statistics.median(seconds[d.name] for d in directories),

@@ -69,8 +69,8 @@ def test_the_clustered_interval_covers_the_truth_95_percent_of_the_time() -> Non
 
 def test_a_summary_holds_greedy_sampled_parsed_and_pass_at_k() -> None:
     right, wrong, unread = Verdict(True, True), Verdict(False, True), Verdict(False, False)
-    result = summarize([Answers(right, (right, wrong, unread)), Answers(unread, (wrong, wrong, wrong))], excluded=3, model="m")
-    assert (result.problems, result.excluded, result.model) == (2, 3, "m")
+    result = summarize([Answers(right, (right, wrong, unread)), Answers(unread, (wrong, wrong, wrong))], model="m")
+    assert (result.problems, result.model) == (2, "m")
     assert result.greedy is not None
     assert (result.greedy.value, result.greedy.count) == (0.5, 2)
     assert (result.greedy.low, result.greedy.high) == wilson(1, 2)

@@ -7,9 +7,11 @@ from typing import Any
 
 from paceline.config.schema import Config, TaskConfig
 from paceline.tasks.render import Tokenizer
-from paceline.tasks.task import RowTask, excluding, load
-from paceline.types.errors import ConfigError
+from paceline.tasks.task import RowTask, load
 from paceline.types.records import Prompt
+
+EVAL_ORDER = 0
+"""Seed of the order in which an evaluation's problems are taken."""
 
 
 class DataBody:
@@ -31,37 +33,35 @@ class DataBody:
     def close(self) -> None:
         """Nothing outlives the process."""
 
-    def _load(self, training: bool, evaluation: bool) -> tuple[dict[str, Any] | None, tuple[Prompt, ...], int]:
-        """Arguments of the training RowTask (None if not asked for), the held-out problems, and how many of those were excluded."""
-        task = self._task(self._config.task) if training else None
-        rows = None
-        if task is not None:
-            prompts = sorted((task.prompt(position) for position in range(len(task))), key=lambda prompt: prompt.row)
-            rows = {
-                "prompts": prompts,
-                "seed": self._config.run.seed,
-                "shuffle": self._config.task.shuffle,
-                "counts": task.counts,
-                "skipped": task.skipped,
-            }
-        return rows, *(self._problems(task) if evaluation else ((), 0))
-
-    def _problems(self, training: RowTask | None) -> tuple[tuple[Prompt, ...], int]:
+    def _load(self, training: bool, evaluation: bool) -> tuple[dict[str, Any] | None, tuple[Prompt, ...]]:
+        """Arguments of the training RowTask, and the evaluation's problems; None and empty where not asked for."""
         settings = self._config.eval
-        if settings.task is None:
-            raise ConfigError("eval.task is unset: there is nothing to evaluate")
-        task = self._task(settings.task)
-        if settings.exclude_training and training is not None:
-            task = excluding(task, training)
-        count = min(settings.problems, len(task))
-        return tuple(task.prompt(position) for position in range(count)), task.counts.get("excluded", 0)
+        needed = evaluation or (training and settings.hold_out)
+        problems = self._problems(settings.task) if needed and settings.task is not None else ()
+        held_out = {problem.text for problem in problems} if settings.hold_out else set()
+        return self._rows(held_out) if training else None, problems if evaluation else ()
 
-    def _task(self, config: TaskConfig) -> RowTask:
+    def _rows(self, held_out: set[str]) -> dict[str, Any]:
+        task = self._task(self._config.task, self._config.run.seed).excluding(held_out)
+        return {
+            "prompts": sorted((task.prompt(position) for position in range(len(task))), key=lambda prompt: prompt.row),
+            "seed": self._config.run.seed,
+            "shuffle": self._config.task.shuffle,
+            "counts": task.counts,
+            "skipped": task.skipped,
+        }
+
+    def _problems(self, config: TaskConfig) -> tuple[Prompt, ...]:
+        """The same problems whatever the run's seed, so that runs can be compared."""
+        task = self._task(config, EVAL_ORDER)
+        return tuple(task.prompt(position) for position in range(min(self._config.eval.problems, len(task))))
+
+    def _task(self, config: TaskConfig, seed: int) -> RowTask:
         rollout = self._config.rollout
         return load(
             config,
             self._tokenizer,
-            seed=self._config.run.seed,
+            seed=seed,
             max_prompt_tokens=rollout.max_prompt_tokens,
             over_limit=rollout.over_limit,
         )

@@ -30,8 +30,7 @@ def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Co
 
 def tell_evaluation(result: EvalResult, out: Console) -> None:
     """Print accuracies with 95 % intervals, and pass@k."""
-    left_out = f" ({result.excluded} left out: they occur in training)" if result.excluded else ""
-    plain(out, f"{result.model or 'model'} on {result.problems} problems{left_out}")
+    plain(out, f"{result.model or 'model'} on {result.problems} problems")
     table = Table("measure", "value", "95 % interval", "answers", box=None, header_style="bold", pad_edge=False)
     rows: list[tuple[str, Share | None]] = [
         ("greedy accuracy", result.greedy),

@@ -33,6 +33,7 @@ from paceline.tasks.task import RowTask
 from paceline.trackers.jsonl import JsonlTracker
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError
+from paceline.types.progress import Progress
 from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
@@ -83,6 +84,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
+    on_progress(Progress(0, config.run.updates, {}, "data", f"task: {_counted(data.task)}"))
     checkpoint, info = _restored(rundir, identity := _identity(config, data.task))
     schedule, resume = make_schedule(config), Resume() if info is None else info.resume()
     write_durably(rundir.config, dump(config).encode())
@@ -118,12 +120,12 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
 
 async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:
     pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s)
-    data = await _load_data(pool, config, training=config.eval.exclude_training, evaluation=True)
+    data = await _load_data(pool, config, training=False, evaluation=True)
     assert config.eval.task is not None
     plan = _eval_plan(config, data)
     rewards = _reward_specs(config, config.eval.task)
     answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config), plan, on_progress)
-    return summarize(answers, excluded=plan.excluded, model=model)
+    return summarize(answers, model=model)
 
 
 def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None, ResumeInfo | None]:
@@ -184,8 +186,14 @@ def _eval_plan(config: Config, data: Data) -> EvalPlan:
         sampling=Sampling(rollout.max_tokens, settings.temperature, 1.0, 0, rollout.stop, rollout.stop_ids),
         seed=config.run.seed,
         outcome_names=tuple(reward_name(reward) for reward in config.reward if reward.outcome),
-        excluded=data.excluded,
     )
+
+
+def _counted(task: RowTask) -> str:
+    """Rows of a task and what became of the others, in words."""
+    words = {"bad": "bad", "duplicate": "duplicates", "over_limit": "over max_prompt_tokens", "excluded": "held out for the evaluation"}
+    gone = [f"{count} {words[name]}" for name, count in task.counts.items() if name in words and count]
+    return f"{len(task)} prompts of {task.counts['read']} rows" + (f"; left out: {', '.join(gone)}" if gone else "")
 
 
 # --- workers
@@ -278,14 +286,13 @@ class Data:
 
     task: RowTask | None
     problems: tuple[Prompt, ...]
-    excluded: int
 
 
 async def _load_data(pool: ProcessPool, config: Config, *, training: bool, evaluation: bool) -> Data:
     """Read and render the tasks in a worker that ends afterwards; every row that cannot be used is refused here."""
     worker = await pool.start(WorkerSpec("data", f"{__name__}:data_body", {"config": config}), lambda report: None, lambda reason: None)
     try:
-        rows, problems, excluded = await worker.call("load", training, evaluation)
+        rows, problems = await worker.call("load", training, evaluation)
     finally:
         await worker.stop(1.0)
-    return Data(None if rows is None else RowTask(**rows), problems, excluded)
+    return Data(None if rows is None else RowTask(**rows), problems)

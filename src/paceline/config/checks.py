@@ -21,13 +21,6 @@ def _tasks(c: Config) -> list[TaskConfig]:
     return [c.task, *([c.eval.task] if c.eval.task else [])]
 
 
-def _draws_overlap(one: TaskConfig, other: TaskConfig) -> bool:
-    """Whether two reasoning-gym tasks share rows, going by generator and seeds."""
-    if not one.kind == other.kind == "reasoning_gym" or (one.name, one.parameters) != (other.name, other.parameters):
-        return False
-    return one.seed < other.seed + other.size and other.seed < one.seed + one.size
-
-
 WHOLE: list[Rule[Config]] = [
     Rule("some_reward", ("reward",), "at least one reward function is needed", lambda c: not c.reward),
     Rule(
@@ -53,18 +46,6 @@ WHOLE: list[Rule[Config]] = [
         ("task.gold_column", "eval.task.gold_column"),
         "the rewards exact and numeric compare with a gold answer; name its column",
         lambda c: any(r.kind in ("exact", "numeric") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c)),
-    ),
-    Rule(
-        "held_out_is_another_task",
-        ("eval.exclude_training", "eval.task.path"),
-        "eval.task equals task, so that leaving out the training problems leaves none",
-        lambda c: c.eval.exclude_training and c.eval.task == c.task,
-    ),
-    Rule(
-        "held_out_seed_is_far",
-        ("task.seed", "task.size", "eval.task.seed", "eval.task.size"),
-        "reasoning-gym draws row i with seed + i, so these two draw the same problems; put the seeds further apart than the sizes",
-        lambda c: c.eval.exclude_training and c.eval.task is not None and c.eval.task != c.task and _draws_overlap(c.task, c.eval.task),
     ),
     Rule(
         "batch_std_sees_the_update",

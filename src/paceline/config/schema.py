@@ -295,8 +295,8 @@ class EvalConfig(Section):
     """Also score one greedy answer per problem."""
     every: int = Field(default=0, ge=0)
     """Updates between evaluations in the loop; 0 = only when asked."""
-    exclude_training: bool = True
-    """Leave out problems whose text occurs in the training task; counted."""
+    hold_out: bool = True
+    """Leave the rows whose question is one of these problems out of the training task; counted."""
 
 
 class RunConfig(Section):

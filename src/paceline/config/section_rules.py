@@ -231,7 +231,7 @@ ALGORITHM: list[Rule[AlgorithmConfig]] = [
 """Rules about [algorithm] alone."""
 
 EVAL: list[Rule[EvalConfig]] = [
-    *only("problems samples temperature greedy every exclude_training", lambda e: e.task is not None, "there is no eval.task"),
+    *only("problems samples temperature greedy every hold_out", lambda e: e.task is not None, "there is no eval.task"),
     Rule(
         "eval_scores_something",
         ("greedy", "samples"),

@@ -10,7 +10,7 @@ from paceline.core.passk import pass_at_k
 from paceline.types.results import Answers, EvalResult, Share, Verdict
 
 
-def summarize(answers: Sequence[Answers], *, excluded: int = 0, model: str = "") -> EvalResult:
+def summarize(answers: Sequence[Answers], *, model: str = "") -> EvalResult:
     """Scores over problems. Greedy accuracy has Wilson's interval over problems; shares of several answers per problem have the clustered
     one (`core.intervals.clustered`). Accuracy given a parsable answer leaves out what could not be read, and is None where no reward
     says so. pass@k for k = 1, 2, 4, ... up to the fewest samples of any problem.
@@ -26,7 +26,6 @@ def summarize(answers: Sequence[Answers], *, excluded: int = 0, model: str = "")
         sampled_if_parsed=_accuracy(_readable(sampled)),
         parsed=_share([[v.parsed for v in verdicts if v.parsed is not None] for verdicts in both]),
         pass_at=_pass_at(sampled),
-        excluded=excluded,
         model=model,
     )
 

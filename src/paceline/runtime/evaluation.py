@@ -39,8 +39,6 @@ class EvalPlan:
     seed: int
     outcome_names: tuple[str, ...]
     """Reward functions that tell right from wrong: an answer is correct when each that applies gives at least 1."""
-    excluded: int = 0
-    """Problems left out because they occur in training."""
 
 
 class Evaluation:

@@ -210,8 +210,7 @@ class Session:
             raise EngineError("there is nothing to evaluate: eval.task is unset")
         serving = [name for name, version in self._weights.serving.items() if version == command.version]
         answers = await self._evaluation.run(serving, command.version)
-        plan = self._evaluation.plan
-        result = summarize(answers, excluded=plan.excluded, model=f"version {command.version}")
+        result = summarize(answers, model=f"version {command.version}")
         record = {"lineage": self._lineage.id, "update": command.update, "version": command.version, **asdict(result)}
         with self._rundir.evaluations.open("a") as file:
             file.write(json.dumps({**record, "answers": [asdict(answer) for answer in answers]}) + "\n")

@@ -66,8 +66,6 @@ class EvalResult:
     """Answers that could be read, greedy and sampled together."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
     """k -> unbiased pass@k, averaged over the problems."""
-    excluded: int = 0
-    """Problems left out because they occur in training."""
     model: str = ""
 
     def metrics(self) -> dict[str, float]:

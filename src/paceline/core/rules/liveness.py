@@ -78,7 +78,8 @@ class Live(Rule):
         message = self._event(event, now)
         while self.due and self.due[0][0] <= now:
             _, number = heappop(self.due)
-            if (command := self.book.open.get(number)) is not None:
+            # An aborted trajectory is waited for through its Abort.
+            if (command := self.book.open.get(number)) is not None and number not in self.book.aborting:
                 self.overdue.add(subject(command))
                 heappush(self.due, (now + self.seconds[type(command)], number))
         self.overdue.discard("")
