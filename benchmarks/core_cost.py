@@ -29,13 +29,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.step_ns = self.rules_ns = self.records = self.steps = self.worst_ns = self.current_ns = 0
+        self.worst_records = self.current_records = 0
         self.worst = self.current = ""
 
     def begin(self, event: Event) -> None:
         """A new event: the one before is complete."""
         if self.current_ns > self.worst_ns:
-            self.worst_ns, self.worst = self.current_ns, self.current
-        self.current, self.current_ns = type(event).__name__, 0
+            self.worst_ns, self.worst, self.worst_records = self.current_ns, self.current, self.current_records
+        self.current, self.current_ns, self.current_records = type(event).__name__, 0, 0
         self.steps += 1
 
 
@@ -70,6 +71,7 @@ class TimedRules:
         self.clock.rules_ns += spent
         self.clock.current_ns += spent
         self.clock.records += 1
+        self.clock.current_records += 1
 
     def close(self) -> None:
         self.rules.close()
@@ -124,7 +126,8 @@ def cost(preset: Preset, trajectories: int, instances: int) -> dict[str, Any]:
         "machine_us": round(clock.step_ns / clock.records / 1e3, 2),
         "rules_us": round(clock.rules_ns / clock.records / 1e3, 2),
         "worst_step_ms": round(clock.worst_ns / 1e6, 2),
-        "worst_event": clock.worst,
+        "worst_step_event": clock.worst,
+        "worst_step_records": clock.worst_records,
     }
     print(preset, row, flush=True)
     return row

@@ -1,5 +1,6 @@
 """Random schedules in random worlds: every run ends in Stop, breaks no rule, and is the same again when replayed."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.core.bound import Pace
 from paceline.core.codec import dumps, loads
 from paceline.core.replay import audit, difference, replay
 from paceline.core.schedule import Resume, Schedule
@@ -67,6 +69,24 @@ def test_a_run_can_be_audited_and_replayed_from_its_written_records(preset):
         assert audit(schedule, Resume(), records) == []
 
     go()
+
+
+@pytest.mark.parametrize(
+    ("preset", "looser", "rule"), [("multiversion", "room", 8), ("multiversion", "blocked", 4), ("streaming", "blocked", 4)]
+)
+def test_a_machine_whose_bound_is_too_loose_is_caught(preset, looser, rule, monkeypatch):
+    """The trials bite: admission beyond the bound deadlocks, training without waiting for old groups makes others too stale."""
+    exact = Pace.room
+    fault = {"room": lambda self, *a: exact(self, *a) + self.groups_per_update * self.updates_per_publish, "blocked": lambda *a: None}
+    monkeypatch.setattr(Pace, looser, fault[looser])
+    broken = set()
+    for seed in range(400):
+        pick = cases.Chooser(random.Random(seed).choice)
+        schedule = replace(cases.schedule(preset, pick), overstale="pace", in_flight_groups=0)
+        broken |= {v.rule for v in simulate(schedule, cases.world(pick, schedule)).violations}
+        if rule in broken:
+            return
+    pytest.fail(f"violated were {broken} only")
 
 
 def test_a_difference_names_the_first_command_that_parts():

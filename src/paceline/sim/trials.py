@@ -69,10 +69,10 @@ def problems(schedule: Schedule, world: World, trace: Trace, resume: Resume) -> 
 def broken_promises(schedule: Schedule, trace: Trace, resume: Resume) -> Iterator[str]:
     """What a schedule promises beside the rules: the frontier, and that no publish leaves a group behind by more than the bound."""
     book = Book(schedule, resume)
-    for _, record in trace.records:
-        book.take(record)
+    for now, record in trace.records:
+        book.take(record, now)
         if type(record) is c.Admit and isinstance(schedule.frontier, int):
-            flying = book.counts[c.Admit] - len(book.aborting)
+            flying = len(book.since[c.Admit]) - len(book.aborting)
             if flying > schedule.frontier * schedule.group_size:
                 yield f"{flying} trajectories in flight, F = {schedule.frontier} groups of {schedule.group_size}"
         ending = book.stopping or book.stepped >= schedule.total_updates

@@ -6,6 +6,7 @@ is alive, never how long the run has lasted. Rules read it *before* it takes the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +28,9 @@ class Book:
         self.instances: dict[str, Instance] = {}
         self.open: dict[int, Any] = {}
         """Commands that still wait for an answer, by id."""
-        self.counts: dict[type, int] = {}
-        """How many of them there are of each type."""
+        self.since: dict[type, dict[int, float]] = defaultdict(dict)
+        """By type: when each of them was commanded, oldest first."""
+        self.now = 0.0
         self.users: dict[int, int] = {}
         """Trajectories that run or are parked under a version; in streaming they take what their instance serves."""
         self.admits: dict[tuple[int, int, int], int] = {}
@@ -51,8 +53,9 @@ class Book:
         """Groups that became terminal since the last Checkpoint."""
         self.stop: c.Stop | None = None
 
-    def take(self, record: Any) -> None:
-        """Fold one record in."""
+    def take(self, record: Any, now: float) -> None:
+        """Fold one record in, made at `now` seconds."""
+        self.now = now
         if (take := _TAKES.get(type(record))) is not None:
             take(self, record)
 
@@ -71,7 +74,7 @@ class Book:
 
     def waits_for(self, kind: type) -> bool:
         """Whether a command of type `kind` is open."""
-        return self.counts.get(kind, 0) > 0
+        return bool(self.since[kind])
 
     def promising(self) -> list[int]:
         """Groups that may still train and are not consumed yet."""
@@ -85,7 +88,7 @@ class Book:
 
     def _opened(self, command: Any) -> None:
         self.open[command.id] = command
-        self.counts[type(command)] = self.counts.get(type(command), 0) + 1
+        self.since[type(command)][command.id] = self.now
 
     def _on_instance(self, command: Any) -> None:
         self._opened(command)
@@ -103,7 +106,10 @@ class Book:
                 self._end(sample)
         elif (before := group.samples.get(command.sample)) is not None:
             self._end(before)
-        group.samples[command.sample] = Sample(command)
+        group.samples[command.sample] = Sample(command, group)
+        if not group.alive:
+            group.version = command.version
+        group.alive += 1
         group.scored = group.outcome = None
         self.users[command.version] = self.users.get(command.version, 0) + 1
 
@@ -113,6 +119,7 @@ class Book:
             self.users[sample.version] -= 1
             if not self.users[sample.version]:
                 del self.users[sample.version]
+        sample.group.alive -= sample.state != ENDED and state == ENDED
         sample.state = state
 
     def _materialize(self, command: c.Materialize) -> None:
@@ -175,7 +182,7 @@ class Book:
         command = self.open.pop(number, None)
         if command is None:
             return None
-        self.counts[type(command)] -= 1
+        del self.since[type(command)][number]
         if type(command) is c.Admit:
             self.aborting.discard(number)
             self.admits.pop((command.group, command.sample, command.attempt), None)

@@ -12,9 +12,10 @@ RUNNING, PARKED, FINISHED, ENDED = "running", "parked", "finished", "ended"
 class Sample:
     """The newest attempt of one trajectory. `low` and `high` are the versions of its tokens once it finished."""
 
-    __slots__ = ("attempt", "command", "high", "instance", "low", "state", "version")
+    __slots__ = ("attempt", "command", "group", "high", "instance", "low", "state", "version")
 
-    def __init__(self, admit: c.Admit) -> None:
+    def __init__(self, admit: c.Admit, group: Group) -> None:
+        self.group = group
         self.attempt = admit.attempt
         self.command = admit.id
         self.instance = admit.instance
@@ -26,10 +27,14 @@ class Sample:
 class Group:
     """A prompt that arrived and is not terminal."""
 
-    __slots__ = ("dispatched", "failures", "outcome", "samples", "scored", "trained")
+    __slots__ = ("alive", "dispatched", "failures", "outcome", "samples", "scored", "trained", "version")
 
     def __init__(self) -> None:
         self.samples: dict[int, Sample] = {}
+        self.alive = 0
+        """Samples whose newest attempt has not ended without a result."""
+        self.version = -1
+        """Version under which the first of them was admitted."""
         self.scored: tuple[int, ...] | None = None
         """Samples of the newest Materialize."""
         self.outcome: e.GroupMaterialized | None = None

@@ -70,7 +70,7 @@ class Fold:
                 violation = Violation(number, message, self.position)
                 self.found.append(violation)
                 first = first or violation
-        self.book.take(record)
+        self.book.take(record, now)
         self.position += 1
         return first
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
 from typing import Any, ClassVar, get_args
 
 from paceline.core import commands as c
@@ -49,8 +48,8 @@ class Live(Rule):
     def __init__(self, schedule: Schedule, book: Book) -> None:
         super().__init__(schedule, book)
         self.seconds = {KINDS[kind]: seconds for kind, seconds in schedule.deadlines}
-        self.due: list[tuple[float, int]] = []
-        """Heap of (deadline, command)."""
+        self.due: dict[int, float] = {}
+        """Waits that were named already: command -> when it must be named again."""
         self.overdue: set[str] = set()
         """Subjects that the commands of the present event must name."""
         self.named: set[str] = set()
@@ -76,23 +75,25 @@ class Live(Rule):
 
     def _timer(self, event: e.Timer, now: float) -> str | None:
         message = self._event(event, now)
-        while self.due and self.due[0][0] <= now:
-            _, number = heappop(self.due)
-            # An aborted trajectory is waited for through its Abort.
-            if (command := self.book.open.get(number)) is not None and number not in self.book.aborting:
-                self.overdue.add(subject(command))
-                heappush(self.due, (now + self.seconds[type(command)], number))
+        late = {}
+        for kind, seconds in self.seconds.items():
+            for number, since in self.book.since[kind].items():
+                if since + seconds > now:
+                    break
+                # An aborted trajectory is waited for through its Abort.
+                if number in self.book.aborting:
+                    continue
+                late[number] = self.due.get(number, now)
+                if late[number] <= now:
+                    late[number] = now + seconds
+                    self.overdue.add(subject(self.book.open[number]))
+        self.due = late
         self.overdue.discard("")
         return message
 
     def _command(self, command: Any, now: float) -> str | None:
         if self.book.stop is not None:
             return f"{command} followed Stop"
-        if (seconds := self.seconds.get(type(command))) is not None:
-            if len(self.due) > 64 + 2 * len(self.book.open):
-                self.due = [wait for wait in self.due if wait[1] in self.book.open]
-                heapify(self.due)
-            heappush(self.due, (now + seconds, command.id))
         return None
 
     def _warn(self, command: c.Warn, now: float) -> str | None:

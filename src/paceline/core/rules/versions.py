@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from paceline.core import commands as c
 from paceline.core import events as e
-from paceline.core.rules.facts import ENDED, FINISHED, RUNNING, Instance
+from paceline.core.rules.facts import RUNNING, Instance
 from paceline.core.rules.fold import Check, Rule
 
 
@@ -29,9 +29,9 @@ class Pinned(Rule):
             if self.book.waits_for(c.Evaluate):
                 return f"group {command.group} was admitted while version {self.book.newest} is evaluated"
         group = self.book.groups.get(command.group)
-        others = {s.version for i, s in group.samples.items() if i != command.sample and s.state != ENDED} if group else set()
-        if others - {command.version}:
-            return f"group {command.group} runs under version {others}, its sample {command.sample} was admitted under {command.version}"
+        if group is not None and group.alive and group.version != command.version:
+            name = f"group {command.group} runs under version {group.version}"
+            return f"{name}, its sample {command.sample} was admitted under {command.version}"
         return None
 
     def _finished(self, event: e.TrajectoryFinished, now: float) -> str | None:
@@ -40,9 +40,6 @@ class Pinned(Rule):
         name = f"trajectory ({event.group}, {event.sample})"
         if not event.version_min == event.version_max == sample.version:
             return f"{name} has tokens of versions {event.version_min} to {event.version_max}, it is pinned to {sample.version}"
-        for i, other in self.book.groups[event.group].samples.items():
-            if other.state == FINISHED and other.low != event.version_min:
-                return f"{name} is of version {event.version_min}, sample {i} of its group of version {other.low}"
         return None
 
     def _load(self, command: c.LoadWeights, now: float) -> str | None:
@@ -120,10 +117,12 @@ class BehaviourLogprobs(Rule):
             return f"version {command.version} was sent to {command.instance}, which is full with versions {sorted(kept)}"
         if replaced is None:
             return None
-        admits = (o for n in instance.open if type(o := self.book.open.get(n)) is c.Admit and n not in self.book.aborting)
         streaming = self.schedule.preset == "streaming"
+        if streaming and command.unfinished == self.schedule.at_publish:
+            return None
+        admits = (o for n in instance.open if type(o := self.book.open.get(n)) is c.Admit and n not in self.book.aborting)
         busy = sorted((a.group, a.sample) for a in admits if streaming or a.version == replaced)
-        if busy and command.unfinished != (self.schedule.at_publish if streaming else ""):
+        if busy:
             return f"version {command.version} replaces {replaced} on {command.instance} under trajectories {busy[:8]}"
         return None
 
