@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart install test format lint types imports tests clean
+.PHONY: quickstart install test format lint types imports tests test-core test-unit figures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,6 +39,19 @@ imports: install
 
 tests: install
 	$(BIN)/python -m pytest --cov --cov-report=term --durations=15
+
+test-core: install ## the pure core and its simulator
+	$(BIN)/python -m pytest tests/core tests/sim
+
+test-unit: install ## everything without the real model
+	$(BIN)/python -m pytest -m 'not slow'
+
+# evidence-NAME runs benchmarks/NAME.py (dashes for underscores), which writes docs/evidence/NAME.json: one at a time, on an idle machine.
+evidence-%: install
+	$(BIN)/python benchmarks/$(subst -,_,$*).py $(ARGUMENTS)
+
+figures: install ## docs/figures from docs/evidence
+	$(BIN)/python benchmarks/curve.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence import measured
-
 from paceline.rewards import extract, verify
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -50,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[1].parent / "shared/data/gsm8k/model_solutions_sample.jsonl")
     arguments = parser.parse_args()
-    with measured("gsm8k_labels") as figures:
+    with measured("gsm8k-labels") as figures:
         figures.update(judge(arguments.data))
         print(json.dumps(figures, indent=2))
     raise SystemExit(figures["agree"]["marker"] != figures["answers"])

@@ -1,17 +1,18 @@
 """What float32 logits cost: the head of SmolLM2 (49,152 x 576) by rows, in three ways, with the largest error of a logit.
 
-python benchmarks/head.py [--threads 1] [--out FILE]: writes JSON; milliseconds are the best of `--repeats`.
+python benchmarks/head.py [--threads 1]: milliseconds are the best of `--repeats`.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
+from evidence import measured
 from paceline.models.kernels import Head
 
 VOCABULARY, WIDTH = 49_152, 576
@@ -52,15 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    with torch.no_grad():
-        rows = [line for n in (1, 8, 64, 512) for line in measure(n, arguments.repeats)]
-    text = json.dumps({"threads": arguments.threads, "torch": torch.__version__, "results": rows}, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+    with torch.no_grad(), measured("head", repeats=arguments.repeats) as figures:
+        figures |= {"threads": arguments.threads, "results": [line for n in (1, 8, 64, 512) for line in measure(n, arguments.repeats)]}
 
 
 if __name__ == "__main__":
