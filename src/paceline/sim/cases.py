@@ -122,6 +122,7 @@ def world(pick: Chooser, schedule: Schedule) -> World:
         reward_failure=pick.of(0.0, 0.0, 0.0, 0.1),
         load_failure=pick.of(0.0, 0.1),
         migrate_failure=pick.of(0.0, 0.5),
+        migrate_seconds=pick.of(0.05, 3.0),
         slow_reward=pick.of(0.0, 0.1),
         prompt_seconds=pick.of(0.0, 0.01, 2.0),
         group_seconds=pick.of(0.0, 0.2, 5.0),
