@@ -91,7 +91,7 @@ def _multiversion(base: Schedule, pick: Chooser) -> Schedule:
         base,
         start_when=start,
         version_window=w,
-        in_flight_groups=pick.of(0, u if start == "dispatch" else period, w * period),
+        in_flight_groups=pick.of(0, 0, u if start == "dispatch" else period, w * period),
         rebalance_seconds=pick.of(0.0, 0.5),
         high_kv_use=pick.of(0.5, 0.9),
     )
@@ -107,7 +107,7 @@ def may_fail(schedule: Schedule, world: World) -> bool:
 def world(pick: Chooser, schedule: Schedule) -> World:
     """A world in which every run of the schedule must end: what is lost comes back, and nothing fails for ever."""
     least = schedule.group_size if schedule.granularity == "group" else 1
-    instances = tuple(_instance(i, pick, least) for i in range(pick.of(1, 1, 2, 3, 5)))
+    instances = tuple(_instance(i, pick, least) for i in range(pick.of(1, 2, 3, 5)))
     return World(
         instances=instances,
         seed=pick.upto(0, 999),
@@ -122,6 +122,7 @@ def world(pick: Chooser, schedule: Schedule) -> World:
         reward_failure=pick.of(0.0, 0.0, 0.0, 0.1),
         load_failure=pick.of(0.0, 0.1),
         migrate_failure=pick.of(0.0, 0.5),
+        migrate_seconds=pick.of(0.05, 3.0),
         slow_reward=pick.of(0.0, 0.1),
         prompt_seconds=pick.of(0.0, 0.01, 2.0),
         group_seconds=pick.of(0.0, 0.2, 5.0),
@@ -143,7 +144,9 @@ def _stop(pick: Chooser) -> tuple[float, Literal["checkpoint", "now"]] | None:
 
 def _instance(number: int, pick: Chooser, least: int) -> FakeInstance:
     slow = pick.of(False, False, True)
-    lost = pick.of((), (), ((pick.upto(0, 10) / 2, pick.upto(11, 20) / 2),))
+    once = ((pick.upto(0, 10) / 2, pick.upto(11, 20) / 2),)
+    often = tuple((t + number / 3, t + number / 3 + 2.0) for t in range(pick.upto(2, 6), 90, pick.of(5, 11)))
+    lost = pick.of((), (), once, often)
     return FakeInstance(
         name=f"i{number}",
         slots=max(least, pick.of(1, 2, 8)),
