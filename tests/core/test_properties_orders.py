@@ -119,7 +119,11 @@ class Adversary(RuleBasedStateMachine):
         if luck < 2:
             self.feed(e.CommandFailed(command.id, "the link broke"))
             return
-        moved = [k for k in command.trajectories if self.runs_on(k, command.source)]
+        lost = command.source not in self.book.instances
+        if command.target not in self.book.instances:
+            self.feed(e.CommandFailed(command.id, "the target is gone"))
+            return
+        moved = [k for k in command.trajectories if lost or self.runs_on(k, command.source)]
         self.feed(e.Migrated(command.id, tuple(moved[: len(moved) if luck > 3 else 1])))
 
     def runs_on(self, key, instance):

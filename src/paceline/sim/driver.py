@@ -19,7 +19,7 @@ from paceline.core.schedule import Resume, Schedule
 from paceline.sim import world as w
 from paceline.sim.world import FakeInstance, World
 
-Key = tuple[int, int]
+Attempt = tuple[int, int, int]
 Future = Callable[[], e.Event | None]
 """Something that will happen: makes the event when its time comes, or None when it no longer does."""
 
@@ -69,7 +69,7 @@ class Trace:
 class Run:
     """A trajectory that decodes: `left` tokens at time `since`."""
 
-    __slots__ = ("admit", "ended", "high", "instance", "left", "low", "since", "tokens", "turn")
+    __slots__ = ("admit", "ended", "high", "instance", "left", "lost", "low", "since", "tokens", "turn")
 
     def __init__(self, admit: c.Admit, instance: Instance, tokens: int, now: float) -> None:
         self.admit = admit
@@ -79,8 +79,15 @@ class Run:
         self.left = float(tokens)
         self.since = now
         self.ended = False
+        self.lost = False
+        """It ended with its instance."""
         self.turn = 0
         """Counts moves: a finishing time computed before a move is void."""
+
+    @property
+    def key(self) -> Attempt:
+        """(group, sample, attempt)."""
+        return self.admit.group, self.admit.sample, self.admit.attempt
 
     def progress(self, now: float) -> None:
         """Bring `left` up to date."""
@@ -97,7 +104,7 @@ class Instance:
         self.spec = spec
         self.up = True
         self.version = -1
-        self.runs: dict[Key, Run] = {}
+        self.runs: dict[Attempt, Run] = {}
 
 
 class Simulation:
@@ -118,7 +125,7 @@ class Simulation:
         """Entries of the heap that are not periodic: without them nothing will ever happen."""
         self.next_index = resume.next_index
         self.instances: dict[str, Instance] = {}
-        self.parked: dict[Key, Run] = {}
+        self.parked: dict[tuple[int, int], Run] = {}
         self.trainer_free = 0.0
         self.performs: dict[type, Callable[[Any], None]] = {
             c.RequestPrompts: self._prompts,
@@ -223,9 +230,9 @@ class Simulation:
             return None
         instance.up = False
         for key, run in instance.runs.items():
-            if self.world.chance(self.world.late, w.LATE, *key, run.admit.attempt):
+            if self.world.chance(self.world.late, w.LATE, *key):
                 self._after(1.0, lambda run=run: self._answer(run))  # type: ignore[misc]
-            run.ended = True
+            run.ended = run.lost = True
         self.parked = {key: run for key, run in self.parked.items() if run.instance is not instance}
         return e.InstanceLost(name, "its process ended")
 
@@ -254,7 +261,7 @@ class Simulation:
 
     def _start(self, run: Run, instance: Instance) -> None:
         run.instance, run.since = instance, self.now
-        instance.runs[run.admit.group, run.admit.sample] = run
+        instance.runs[run.key] = run
         most = self.trace.most_running
         most[instance.spec.name] = max(most.get(instance.spec.name, 0), len(instance.runs))
         turn = run.turn
@@ -264,7 +271,7 @@ class Simulation:
         if run.ended:
             return None
         self._leave(run)
-        if self.world.chance(self.world.late, w.LATE, run.admit.group, run.admit.sample, run.admit.attempt):
+        if self.world.chance(self.world.late, w.LATE, *run.key):
             self._after(0.5, lambda: self._answer(run))
         return self._answer(run)
 
@@ -272,7 +279,7 @@ class Simulation:
         """The run gives its slot back."""
         instance = run.instance
         run.ended = True
-        del instance.runs[run.admit.group, run.admit.sample]
+        del instance.runs[run.key]
         if not instance.runs:
             self._after(0.0, lambda: e.InstanceIdle(instance.spec.name) if instance.up and not instance.runs else None)
 
@@ -284,8 +291,7 @@ class Simulation:
 
     def _find(self, command: c.Park | c.Abort) -> Run | None:
         instance = self.instances.get(command.instance)
-        run = instance.runs.get((command.group, command.sample)) if instance else None
-        return run if run and run.admit.attempt == command.attempt else None
+        return instance.runs.get((command.group, command.sample, command.attempt)) if instance else None
 
     def _park(self, command: c.Park) -> None:
         if (run := self._find(command)) is None:
@@ -308,19 +314,23 @@ class Simulation:
         if self.world.chance(self.world.migrate_failure, w.MOVE, command.id):
             return self._after(seconds, self._fails(command.id, "the link broke"))
         source, target = self.instances.get(command.source), self.instances.get(command.target)
-        self._after(seconds, lambda: self._moved(command, source, target))
+        runs = [run for run in (source.runs.values() if source else ()) if run.key[:2] in command.trajectories]
+        self._after(seconds, lambda: self._moved(command, runs, target))
 
-    def _moved(self, command: c.Migrate, source: Instance | None, target: Instance | None) -> e.Event:
-        if source is None or target is None or not source.up or not target.up:
-            return e.CommandFailed(command.id, f"{command.source} or {command.target} is gone")
-        moved = [key for key in command.trajectories if key in source.runs]
-        for key in moved:
-            run = source.runs[key]
-            run.progress(self.now)
-            self._leave(run)
-            run.ended, run.turn = False, run.turn + 1
+    def _moved(self, command: c.Migrate, runs: list[Run], target: Instance | None) -> e.Event:
+        """What still runs on the source goes on on the target; so may, with `late`, what was under way when the source was lost."""
+        if target is None or not target.up:
+            return e.CommandFailed(command.id, f"{command.target} is gone")
+        moved = [r for r in runs if not r.ended or (r.lost and self.world.chance(self.world.late, w.LATE, *r.key))]
+        if not moved and any(run.lost for run in runs):
+            return e.CommandFailed(command.id, f"{command.source} is gone")
+        for run in moved:
+            if not run.lost:
+                run.progress(self.now)
+                self._leave(run)
+            run.ended, run.lost, run.turn = False, False, run.turn + 1
             self._start(run, target)
-        return e.Migrated(command.id, tuple(moved))
+        return e.Migrated(command.id, tuple(run.key[:2] for run in moved))
 
     def _load(self, command: c.LoadWeights) -> None:
         seconds = self.world.load_seconds

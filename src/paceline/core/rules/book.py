@@ -151,12 +151,6 @@ class Book:
     def _retire(self, command: c.Retire) -> None:
         self.fingerprints.pop(command.version, None)
 
-    def _migrate(self, command: c.Migrate) -> None:
-        self._opened(command)
-        for name in (command.source, command.target):
-            if (instance := self.instances.get(name)) is not None:
-                instance.open.add(command.id)
-
     def _abort(self, command: c.Abort) -> None:
         self._on_instance(command)
         if (admit := self.admits.get((command.group, command.sample, command.attempt))) is not None:
@@ -186,10 +180,9 @@ class Book:
         if type(command) is c.Admit:
             self.aborting.discard(number)
             self.admits.pop((command.group, command.sample, command.attempt), None)
-        for name in (getattr(command, "instance", None), getattr(command, "source", None), getattr(command, "target", None)):
-            if name is not None and (instance := self.instances.get(name)) is not None:
-                instance.open.discard(number)
-                instance.loading.pop(number, None)
+        if (instance := self.instances.get(getattr(command, "instance", ""))) is not None:
+            instance.open.discard(number)
+            instance.loading.pop(number, None)
         return command
 
     def _answered(self, event: Any) -> None:
@@ -337,7 +330,7 @@ _TAKES: dict[type, Callable[[Book, Any], None]] = {
     c.Publish: Book._publish,
     c.LoadWeights: Book._load,
     c.Retire: Book._retire,
-    c.Migrate: Book._migrate,
+    c.Migrate: Book._opened,
     c.Abort: Book._abort,
     c.Terminal: Book._terminal,
     c.Evaluate: Book._opened,

@@ -200,6 +200,10 @@ class NothingAbandoned(Rule):
         group = self.book.groups.get(command.group)
         if group is None or group.failures or self._ending() or self._restarts():
             return None
+        sample = group.samples.get(command.sample)
+        if sample is None or sample.attempt != command.attempt or sample.state == ENDED:
+            # An attempt that was given up with its instance, and arrived elsewhere all the same.
+            return None
         return f"trajectory ({command.group}, {command.sample}) was abandoned: {command.why or 'no reason'}"
 
     def _ending(self) -> bool:
