@@ -92,7 +92,9 @@ def generate(directory: Path, dtype: str, rollout: RolloutConfig) -> list[Scored
         clock=lambda: 0.0,
     )
     sampling = Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p)
-    prompts = [np.asarray(tokenizer.encode(question), dtype=np.int32) for question in QUESTIONS]
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    rendered = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False) for chat in chats]
+    prompts = [np.asarray(ids, dtype=np.int32) for ids in rendered]
     engine.submit([Request(g, s, 1, ids, sampling, seed=11, version=0) for g, ids in enumerate(prompts) for s in range(4)])
     found = {}
     while len(found) < 4 * len(prompts):
