@@ -4,8 +4,8 @@ Relative L2 difference of the whole gradient: micro-batches of one sequence, of 
 padded; the slim decoder or the transformers class. Ratios: the engine generates, the trainer scores with the same weights; largest
 |ratio - 1| over all tokens. Tiny models of three families and SmolLM2-135M, each in float32 and float64.
 
-`rounding` is how far the transformers class in float32 is from itself in float64 on the same tokens. Where that alone exceeds the bound, as
-in the real model, two float32 results cannot agree better than twice as far: that is the bound then, and `rounding` stands beside it.
+`rounding` is how far the transformers class in float32 is from itself in float64 on the same tokens. Two float32 results may be twice as
+far apart: `within_rounding`. `holds` compares with the stated bound, whatever the rounding of the model is.
 Usage: python benchmarks/gradients.py [--tiny]
 """
 
@@ -55,6 +55,11 @@ def budget_for(groups: list[ScoredGroup], most: int) -> int:
     return max(budgets)
 
 
+def verdict(found: float, dtype: str, rounding: float) -> dict[str, Any]:
+    """Whether a difference is within the stated bound, and within what float32 leaves of this model."""
+    return {"rounding": rounding, "holds": found <= BOUND[dtype], "within_rounding": found <= 2 * rounding}
+
+
 def gradients(directory: Path, dtype: str, groups: list[ScoredGroup]) -> dict[str, Any]:
     """Each way to compute the gradient against the trainer's whole micro-batch with shared prompts on the slim decoder."""
     three = budget_for(groups, 3)
@@ -70,13 +75,7 @@ def gradients(directory: Path, dtype: str, groups: list[ScoredGroup]) -> dict[st
     rounding = 0.0
     if dtype == "float32":
         rounding = distance(plain_gradient(directory, "float32", groups), plain_gradient(directory, "float64", groups))
-    bound = max(BOUND[dtype], 2 * rounding)
-    row = found | {
-        "rounding": rounding,
-        "bound": bound,
-        "holds": max(found.values()) <= bound,
-        "micro_batches_of_three": micro_batches(groups, three),
-    }
+    row = found | verdict(max(found.values()), dtype, rounding) | {"micro_batches_of_three": micro_batches(groups, three)}
     print(f"  {row}", flush=True)
     return row
 
@@ -93,7 +92,9 @@ def generate(directory: Path, dtype: str, rollout: RolloutConfig) -> list[Scored
         clock=lambda: 0.0,
     )
     sampling = Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p)
-    prompts = [np.asarray(tokenizer.encode(question), dtype=np.int32) for question in QUESTIONS]
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    rendered = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False) for chat in chats]
+    prompts = [np.asarray(ids, dtype=np.int32) for ids in rendered]
     engine.submit([Request(g, s, 1, ids, sampling, seed=11, version=0) for g, ids in enumerate(prompts) for s in range(4)])
     found = {}
     while len(found) < 4 * len(prompts):
@@ -128,11 +129,22 @@ def ratio(directory: Path, dtype: str, temperature: float, top_p: float) -> dict
     if dtype == "float32":
         narrow, wide = (scores(plain_model(directory, kind), groups, temperature) for kind in ("float32", "float64"))
         rounding = float((narrow - wide).exp().sub(1).abs().max())
-    bound = max(BOUND[dtype], 2 * rounding)
-    row = {"temperature": temperature, "top_p": top_p, "tokens": int(metrics["tokens"]), "largest_ratio_error": largest}
-    row |= {"rounding": rounding, "bound": bound, "holds": largest <= bound}
+    row = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "tokens": int(metrics["tokens"]),
+        "largest_ratio_error": largest,
+        "rounding": rounding,
+    }
     print(f"  {row}", flush=True)
     return row
+
+
+def ratios(directory: Path, dtype: str) -> list[dict[str, Any]]:
+    """Every sampling setting. The rounding is taken over all of them: each has few tokens."""
+    rows = [ratio(directory, dtype, temperature, top_p) for temperature in TEMPERATURES for top_p in TOP_P]
+    rounding = max(row["rounding"] for row in rows)
+    return [row | verdict(row["largest_ratio_error"], dtype, rounding) for row in rows]
 
 
 def measure(figures: dict[str, Any], models: dict[str, Path]) -> None:
@@ -148,11 +160,11 @@ def measure(figures: dict[str, Any], models: dict[str, Path]) -> None:
         for dtype in BOUND:
             print(f"{name}, {dtype}", flush=True)
             figures["gradients"][f"{name} {dtype}"] = gradients(directory, dtype, groups)
-            figures["ratios"][f"{name} {dtype}"] = [ratio(directory, dtype, t, top_p) for t in TEMPERATURES for top_p in TOP_P]
+            figures["ratios"][f"{name} {dtype}"] = ratios(directory, dtype)
 
 
 def main() -> None:
-    """Measure, write the evidence; exit 1 when a bound does not hold."""
+    """Measure, write the evidence; exit 1 when a difference is beyond its bound and not of rounding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="leave the 135M model out")
     arguments = parser.parse_args()
@@ -162,9 +174,12 @@ def main() -> None:
         if not arguments.tiny:
             models[NAME] = resolve(NAME)
         measure(figures, models)
-        rows = itertools.chain(figures["gradients"].values(), *figures["ratios"].values())
-        figures["all_hold"] = all(row["holds"] for row in rows)
-    raise SystemExit(not figures["all_hold"])
+        figures["bounds"] = BOUND
+        rows = {name: [figures["gradients"][name], *figures["ratios"][name]] for name in figures["ratios"]}
+        figures["all_hold"] = {name: all(row["holds"] for row in each) for name, each in rows.items()}
+        print(figures["all_hold"])
+        broken = [row for row in itertools.chain(*rows.values()) if not (row["holds"] or row["within_rounding"])]
+    raise SystemExit(f"beyond bound and rounding: {broken}" if broken else 0)
 
 
 if __name__ == "__main__":

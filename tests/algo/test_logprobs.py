@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from paceline.algo import token_logprobs
+from paceline.algo.sampling import Knobs, draw
+from paceline.types.records import Sampling
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
 
@@ -24,6 +26,15 @@ def test_over_the_kept_set_log_probs_are_normalised_again() -> None:
     assert [scores(token, top_k=2)[1] for token in (0, 1)] == pytest.approx([-0.313262, -1.313262], abs=1e-6)
     assert scores(0, top_p=0.6) == pytest.approx((-0.407606, 0.0), abs=1e-6)
     assert scores(0, top_k=2)[0] == pytest.approx(-0.407606, abs=1e-6), "the full log-prob stays beside it"
+
+
+@pytest.mark.parametrize("top_p", [0.9, 0.7, 0.95, 0.8])
+def test_trainer_and_sampler_keep_the_same_set_where_a_token_stands_at_the_edge(top_p: float) -> None:
+    for edge in (top_p - 1e-9, top_p + 1e-9):
+        logits = torch.tensor([[edge, (1 - edge) * 0.6, (1 - edge) * 0.4]], dtype=torch.float64).log()
+        drawn = draw(logits, Knobs.of([Sampling(1, 1.0, top_p)]), torch.zeros(1))
+        got = token_logprobs(logits, drawn.ids, lambda rows: rows, top_p=top_p)
+        assert got.kept.item() == pytest.approx(drawn.logprob_kept.item(), abs=1e-12)
 
 
 def test_a_token_that_an_update_moved_out_of_the_kept_set_stays_finite() -> None:

@@ -101,7 +101,9 @@ class _Normalised(torch.autograd.Function):
 def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
     rows, device = scaled.shape[0], scaled.device
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
-    return keep_mask(weights, torch.full((rows,), top_p, device=device), torch.full((rows,), top_k, device=device))
+    # float64, as the sampler has it: 0.9 rounded to float32 would keep another set where a token stands at the edge.
+    mass = torch.full((rows,), top_p, dtype=torch.float64, device=device)
+    return keep_mask(weights, mass, torch.full((rows,), top_k, device=device))
 
 
 def _entropy(scaled: torch.Tensor) -> torch.Tensor:

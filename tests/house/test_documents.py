@@ -1,0 +1,48 @@
+"""Documents name only what exists: tests, files, benchmarks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMED_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SCRIPT = re.compile(r"`(benchmarks/\w+\.py)`")
+CASE = re.compile(r"^\| ([A-Z]\d\d): ", re.MULTILINE)
+CASES = {
+    *("A01", "A03", "A07", "A09", "A10"),
+    *("L01", "L03", "L05", "L06", "L07", "L09", "L11", "L13"),
+    *("T02", "T03", "T04", "T06", "T07", "T09", "T11"),
+}
+POLICIES = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+
+
+def test_every_test_named_by_the_policies_exists() -> None:
+    named = NAMED_TEST.findall(POLICIES)
+    assert len(named) > len(CASES)
+    missing = [f"{file}::{name}" for file, name in named if not re.search(rf"def {name}\(", (ROOT / "tests" / file).read_text("utf-8"))]
+    assert missing == []
+
+
+def test_every_case_of_advantages_losses_and_tokens_has_a_policy_and_a_test() -> None:
+    rows = [line for line in POLICIES.splitlines() if CASE.match(line)]
+    assert [row for row in rows if not NAMED_TEST.search(row)] == []
+    listed = CASE.findall(POLICIES)
+    assert len(listed) == len(set(listed))
+    assert set(listed) >= CASES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_links_only_to_what_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    places = [page.parent / link for link in LINK.findall(text) if not link.startswith("http")]
+    places += [ROOT / script for script in SCRIPT.findall(text)]
+    assert [str(place) for place in places if not place.exists()] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert [page for page in (ROOT / "docs").rglob("*.md") if page != index and page.resolve() not in linked] == []
