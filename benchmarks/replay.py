@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence import ROOT, measured
-
 from paceline.core.codec import encode
 from paceline.runtime.audit import audit
 from paceline.runtime.ledger import LedgerReader
