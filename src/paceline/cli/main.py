@@ -16,7 +16,7 @@ from rich.console import Console
 
 from paceline import __version__
 from paceline.cli.display import display
-from paceline.cli.lazy import wire
+from paceline.cli.lazy import performed, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
 from paceline.config.checks import warnings
@@ -68,7 +68,7 @@ def train(
         if dry_run:
             _print_plan(config)
             return
-        _performed(config)
+        performed(config)
         out, err = Console(), Console(stderr=True)
         with display(out, err) as show:
             outcome = wire().train(config, resume=resume, on_progress=show)
@@ -145,12 +145,6 @@ def _eval_config(model: str, config: Path | None) -> Path:
 def _print_plan(config: Config) -> None:
     console = Console() if Console().is_terminal else Console(width=140)
     console.print(plan_text(make_plan(config, task_rows(config.task), model_shape(config.model.path))))
-
-
-def _performed(config: Config) -> None:
-    """This version's runtime performs `serial`; the other presets are decided, simulated and planned."""
-    if config.schedule.preset != "serial":
-        raise ConfigError(f'schedule.preset = "{config.schedule.preset}": train performs the preset serial; the others can be planned')
 
 
 @contextmanager

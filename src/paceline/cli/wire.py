@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.lazy import OnProgress
+from paceline.cli.lazy import OnProgress, performed
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
 from paceline.config.plan import schedule as make_schedule
@@ -40,9 +40,6 @@ from paceline.types.results import AuditReport, EvalResult, Outcome
 if TYPE_CHECKING:
     from paceline.ports.data import Task
 
-PERFORMED = ("serial", "pipelined")
-"""Presets that the runtime can carry with the engine at hand: it serves one version at a time and does not move trajectories."""
-
 
 def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None) -> Outcome:
     """Run the configuration to its end, a stop or a failure, in processes of its own.
@@ -51,8 +48,7 @@ def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lam
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
-    if config.schedule.preset not in PERFORMED:
-        raise ConfigError(f"schedule.preset = {config.schedule.preset!r}: this runtime performs {', '.join(PERFORMED)}")
+    performed(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
