@@ -9,7 +9,7 @@ from paceline.ports.fakes.engine import FakeEngine
 from paceline.ports.fakes.training import FakeTrainer
 from paceline.ports.pool import WorkerBody
 from paceline.runtime.bodies import RolloutBody, TrainerBody
-from paceline.types.errors import RewardError
+from paceline.types.errors import EngineError, RewardError
 from paceline.types.records import Prompt, Request, Score, ScoredGroup, Trajectory
 
 
@@ -27,13 +27,15 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Dies while it decodes `dies_on` (a group), the first time; loads another checksum than was published with `wrong_checksum`."""
+    """Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given."""
 
-    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str) -> None:
+    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool) -> None:
         super().__init__(engine)
-        self.dies_on, self.once = dies_on, Once(once)
+        self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
 
     def call(self, method: str, *arguments: Any) -> Any:
+        if method == "probe" and self.no_probe:
+            raise EngineError("cannot probe: 4 pages, 1 free")
         if (
             method == "submit"
             and any(request.group == self.dies_on and request.purpose == "train" for request in arguments[0])
@@ -52,6 +54,7 @@ def engine(
     failures: int = 1,
     wrong_checksum: bool = False,
     wrong_probe: bool = False,
+    no_probe: bool = False,
 ) -> WorkerBody:
     def fail(request: Request) -> str | None:
         return "out of luck" if (request.group, request.sample) == fails_on and request.attempt < failures else None
@@ -60,7 +63,7 @@ def engine(
         return -1.0 - ((token * 31 + version) % 7) + (0.5 if wrong_probe and version else 0.0)
 
     extra: dict[str, Any] = {"checksum": lambda ref, location: "something else"} if wrong_checksum else {}
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once)
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once, no_probe)
 
 
 class TrainerThat(TrainerBody):
