@@ -90,8 +90,8 @@ def trainer(raises_at: int = 0, dies_at: int = 0) -> WorkerBody:
 class JudgeOf:
     """Rewards by the length of the answer; raises or hangs on a group of training."""
 
-    def __init__(self, raises_on: int | None, hangs_on: int | None, equal: bool) -> None:
-        self.raises_on, self.hangs_on, self.equal = raises_on, hangs_on, equal
+    def __init__(self, raises_on: int | None, hangs_on: int | None, equal: bool, rounding: bool = False) -> None:
+        self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
     def call(self, method: str, *arguments: Any) -> Any:
         return {"score": self.score, "check": lambda prompts: None}[method](*arguments)
@@ -103,6 +103,8 @@ class JudgeOf:
         if training and prompt.index == self.raises_on:
             raise RewardError(f"reward lengthy raised ValueError on row {prompt.row}: no")
         values = tuple(1.0 if self.equal or len(t.ids) % 2 else 0.0 for t in trajectories)
+        if self.rounding:
+            values = tuple((0.1 + 0.2, 0.3)[i % 2] for i in range(len(trajectories)))
         scores = tuple(Score(value, parsed=True) for value in values)
         return ScoredGroup(trajectories[0].group, prompt, tuple(trajectories), values, values, {"lengthy": values}, {"lengthy": scores})
 
@@ -113,5 +115,5 @@ class JudgeOf:
         pass
 
 
-def judge(raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False) -> WorkerBody:
-    return JudgeOf(raises_on, hangs_on, equal)
+def judge(raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False) -> WorkerBody:
+    return JudgeOf(raises_on, hangs_on, equal, rounding)

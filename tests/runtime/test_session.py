@@ -356,6 +356,12 @@ async def test_a_task_without_any_signal_ends_with_an_error_after_a_bounded_numb
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0"], "and leaves a usable checkpoint"
 
 
+async def test_the_filter_has_the_advantages_own_notion_of_equal_outcomes(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(no_signal="drop", empty_limit=1), judge={"rounding": True})
+    assert not (await run.go()).ok
+    assert run.trained() == [], "0.1 + 0.2 and 0.3 teach nothing"
+
+
 async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule())
     killed: list[str] = []
