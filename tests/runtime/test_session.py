@@ -79,7 +79,7 @@ class Run:
                 (WorkerSpec("reward-0", "runtime_bodies:judge", self.judge),),
             ),
             settings=Settings(7, Sampling(8), "float64", 0.1, 5.0, ("lengthy",), self.reward_deadline_s, 2),
-            lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}),
+            lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,
             eval_plan=EvalPlan(tuple(TASK.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",)) if self.evaluates else None,
             store=FileStore(self.rundir.weights),
@@ -297,6 +297,7 @@ async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_l
     second = Run(tmp_path / "cut", schedule(total_updates=4), resume=True)
     assert (await second.go()).ok
     assert before + second.trained() == whole.trained()
+    assert [row["num_tokens"] for row in (*first.rows(), *second.rows())] == [row["num_tokens"] for row in whole.rows()]
     assert [step for axis, step, _ in second.tracker.rows if axis == "update"] == list(range(checkpoint.update + 1, 5))
     report = audit(second.rundir.ledger)
     assert (report.violations, report.lineages) == ((), 2)

@@ -91,7 +91,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
             pool=pool,
             workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
             settings=_settings(config),
-            lineage=Lineage(schedule, resume, lineage, checkpoint, identity),
+            lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
             task=data.task,
             eval_plan=_eval_plan(config, data) if data.problems else None,
             store=FileStore(rundir.weights),

@@ -81,6 +81,8 @@ class Lineage:
     checkpoint: Path | None
     """Restored by the trainer before anything else."""
     identity: Mapping[str, str]
+    tokens: int = 0
+    """Tokens trained on before."""
 
 
 class Session:
@@ -104,14 +106,16 @@ class Session:
             return Seat(pool, spec, settings.answer_timeout_s)
 
         self._trainer = _seat(workers.trainer)
-        self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update)
+        self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update, lineage.tokens)
         self._source = Source(task, lineage.resume, board, post)
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
         self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
         self._training = Training(self._trainer, board, watch, settings.gap_warn, post, self.recorder.updated, self.recorder.notice)
         self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
-        self._checkpoints = Checkpoints(rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, post)
+        self._checkpoints = Checkpoints(
+            rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
+        )
         self._segments = Segments(rundir.trajectories, lineage.id)
         self._evaluation = (
             None if eval_plan is None else Evaluation(eval_plan, self._rollout.submit, self._rollout.cancel, self._reward.score)
