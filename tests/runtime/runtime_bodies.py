@@ -94,7 +94,12 @@ class JudgeOf:
         self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return {"score": self.score, "check": lambda prompts: None}[method](*arguments)
+        return {"score": self.score, "check": self.check}[method](*arguments)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if prompt.gold == "bad":
+                raise RewardError(f"row {prompt.row} of {prompt.task}: gold 'bad'")
 
     def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Any:
         training = trajectories[0].purpose == "train"

@@ -24,7 +24,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.rundir import RunDir, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
-from paceline.types.errors import RuleViolated, WorkerLost
+from paceline.types.errors import ConfigError, RewardError, RuleViolated, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Sampling
 
@@ -56,6 +56,7 @@ class Run:
     instances: int = 2
     reward_deadline_s: float = 5.0
     evaluates: bool = False
+    problems: MemoryTask = TASK
     resume: bool = False
     watch: Callable[[Progress], None] = lambda progress: None
     start_s: float = 0.0
@@ -81,7 +82,9 @@ class Run:
             settings=Settings(7, Sampling(8), "float64", 0.1, 5.0, ("lengthy",), self.reward_deadline_s, 2),
             lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,
-            eval_plan=EvalPlan(tuple(TASK.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",)) if self.evaluates else None,
+            eval_plan=EvalPlan(tuple(self.problems.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",))
+            if self.evaluates
+            else None,
             store=FileStore(self.rundir.weights),
             rundir=self.rundir,
             ledger=self.ledger,
@@ -270,6 +273,21 @@ async def test_evaluation_happens_in_the_loop_and_changes_nothing_of_training(tm
     assert all(line["greedy"]["count"] == 3 and line["sampled"]["count"] == 6 and len(line["answers"]) == 3 for line in lines)
     assert [step for axis, step, _ in run.tracker.rows if axis == "eval"] == [0, 2, 3]
     assert all(name.startswith("eval/") for name in run.rows("eval")[0])
+
+
+async def test_golds_that_no_reward_can_judge_are_refused_before_anything_is_generated_those_of_the_evaluation_too(tmp_path: Path) -> None:
+    bad = MemoryTask([("question", "4"), ("question", "bad"), ("question", "4")], name="bad")
+    for name, options in (("task", {"task": bad}), ("problems", {"problems": bad, "evaluates": True})):
+        run = Run(tmp_path / name, schedule(evaluate_every=1 if name == "problems" else 0), **options)
+        with pytest.raises(RewardError, match="row 1 of bad: gold 'bad'"):
+            await run.go()
+        assert run.records(RequestPrompts) == []
+
+
+async def test_instances_that_cannot_carry_the_schedule_are_refused_at_the_start(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), rollout={"slots": 0})
+    with pytest.raises(ConfigError, match="instance 'rollout-0': slots = 0: must be at least 1"):
+        await run.go()
 
 
 def signals(*after: str) -> Callable[[Progress], None]:

@@ -16,6 +16,7 @@ from paceline.core import commands as c
 from paceline.core.evaluation import summarize
 from paceline.core.events import Evaluated, InstanceUp, StopRequested
 from paceline.core.machine import Machine
+from paceline.core.presets import check_fleet
 from paceline.core.rules import Rules
 from paceline.core.schedule import Resume, Schedule
 from paceline.ports.data import Task, Tracker
@@ -158,7 +159,10 @@ class Session:
         infos, _, _ = await together(
             self._rollout.start(self._restart_rollout), self._reward.start(self._restart_reward), self._start_trainer()
         )
+        check_fleet(self._lineage.schedule, infos)
         prompts = [self._task.prompt(position) for position in range(len(self._task))]
+        if self._evaluation is not None:
+            prompts += self._evaluation.plan.prompts
         for first in range(0, len(prompts), CHECKED_AT_ONCE):
             await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         self._watch.cut()  # the first row begins here
