@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.lazy import OnProgress, performed
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
+from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.evaluation import summarize
@@ -229,7 +230,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
     """Factory of a rollout worker."""
     from time import monotonic
 
-    from paceline.engines.torch_engine import TorchEngine, kv_tokens_needed
+    from paceline.engines.torch_engine import TorchEngine
     from paceline.models.load import load, load_tokenizer
     from paceline.runtime.bodies import RolloutBody
 
