@@ -2,8 +2,10 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -319,6 +321,18 @@ async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_l
     assert [step for axis, step, _ in second.tracker.rows if axis == "update"] == list(range(checkpoint.update + 1, 5))
     report = audit(second.rundir.ledger)
     assert (report.violations, report.lineages) == ((), 2)
+
+
+async def test_an_audit_finds_a_lineage_that_starts_where_no_checkpoint_stood(tmp_path: Path) -> None:
+    first = Run(tmp_path, schedule(total_updates=4), watch=signals("update 2"))
+    await first.go()
+    await Run(tmp_path, schedule(total_updates=4), resume=True).go()
+    assert audit(tmp_path / "ledger.sqlite").violations == ()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as database:
+        (text,) = database.execute("SELECT resume FROM lineage WHERE id = 2").fetchone()
+        moved = json.dumps({**json.loads(text), "next_index": json.loads(text)["next_index"] + 1})
+        database.execute("UPDATE lineage SET resume = ? WHERE id = 2", (moved,))
+    assert any("no checkpoint of lineage 1 stood there" in violation for violation in audit(tmp_path / "ledger.sqlite").violations)
 
 
 async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
