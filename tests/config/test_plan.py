@@ -126,6 +126,11 @@ def test_a_local_directory_tells_its_shape_by_its_config(tmp_path: Path) -> None
     assert model_shape(str(tmp_path)) == ModelShape(3, 64, 4, 4, 16, 128, 100, False)
 
 
+def test_a_decoder_that_names_its_sizes_otherwise_is_no_error_only_of_unknown_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 9}))
+    assert model_shape(str(tmp_path)) is None
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "cannot be read"), ("{", "is no model configuration"), ("{}", "has no 'hidden_size'"), ("[]", "is no model configuration")],
