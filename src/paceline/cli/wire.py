@@ -272,9 +272,10 @@ def trainer_body(config: Config) -> WorkerBody:
 def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.data import DataBody
-    from paceline.models.load import load_tokenizer, resolve
+    from paceline.models.load import load_tokenizer, positions, resolve
 
-    return DataBody(config, load_tokenizer(resolve(config.model.path)))
+    directory = resolve(config.model.path)
+    return DataBody(config, load_tokenizer(directory), positions(directory))
 
 
 @dataclass(frozen=True, slots=True)
