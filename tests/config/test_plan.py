@@ -102,7 +102,7 @@ def test_memory_items_follow_their_formulas() -> None:
     items = {(m.process, m.what): m.bytes for m in memory(c, shape)}
     n = shape.parameters
     assert items["engine", "weights"] == 2 * n
-    assert items["engine", "KV cache"] == 2 * 2 * 2 * 2 * 2 * 3 * 9
+    assert items["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
     assert items["engine", "logits"] == 2 * 3 * 10 * 4
     assert items["trainer", "master weights"] == items["trainer", "gradients"] == 4 * n
     assert items["trainer", "AdamW moments"] == 8 * n
@@ -124,6 +124,11 @@ def test_a_local_directory_tells_its_shape_by_its_config(tmp_path: Path) -> None
     sizes = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "tie_word_embeddings": False}))
     assert model_shape(str(tmp_path)) == ModelShape(3, 64, 4, 4, 16, 128, 100, False)
+
+
+def test_a_decoder_that_names_its_sizes_otherwise_is_no_error_only_of_unknown_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 9}))
+    assert model_shape(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("filter_asked_for", (*GYM, "rollout.top_k=20")),
     ("train_on_filtered_no_effect", (*GYM, "rollout.train_on_filtered=true")),
     ("kv_holds_a_trajectory", (*GYM, "rollout.kv_tokens=767")),
+    ("kv_holds_a_trajectory", (*GYM, "rollout.kv_tokens=60", "rollout.max_prompt_tokens=33", "rollout.max_tokens=8")),
     ("std_no_effect", (*GYM, "algorithm.advantage=group_mean", "algorithm.std=population")),
     ("std_eps_no_effect", (*GYM, "algorithm.advantage=group_mean", "algorithm.std_eps=0.1")),
     ("constant_length_no_effect", (*GYM, "algorithm.constant_length=256")),

@@ -36,7 +36,12 @@ class Body:
         self.left = start
 
     def refuse(self, kind: str) -> None:
-        raise {"engine": EngineError, "value": ValueError, "own": Odd}[kind]("no such thing")
+        errors = {"engine": EngineError, "value": ValueError, "own": Odd, "stop": StopIteration}
+        if kind in errors:
+            raise errors[kind]("no such thing")
+        if kind == "group":
+            raise ExceptionGroup("no such thing", [ValueError(1)])
+        raise UnicodeDecodeError("ascii", b"x", 0, 1, "no such thing")
 
     def die(self, code: int) -> None:
         print("these are my last words", flush=True)

@@ -66,6 +66,37 @@ async def test_an_exception_travels_to_the_caller_and_the_worker_lives_on(pool: 
         assert heard.losses == []
 
 
+@pytest.mark.parametrize("kind", ["group", "stop", "unicode"])
+async def test_an_error_that_cannot_be_made_again_travels_by_name(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path, start_timeout_s=30)) as (worker, heard):
+        name = {"group": "ExceptionGroup", "stop": "StopIteration", "unicode": "UnicodeDecodeError"}[kind]
+        with pytest.raises(PacelineError, match=f"{name}: .*no such thing"):
+            await worker.call("refuse", kind)
+        assert await worker.call("echo", 3) == 3
+        assert heard.losses == []
+
+
+async def test_a_worker_whose_report_cannot_be_taken_is_lost_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    losses: list[str] = []
+
+    def refuse(report: Any) -> None:
+        raise KeyError(f"nobody wants {report}")
+
+    pool = ProcessPool(log_dir=tmp_path, start_timeout_s=30)
+    worker = await pool.start(WorkerSpec(name="one", factory="pool_bodies:body", arguments={}), refuse, losses.append)
+    async with asyncio.timeout(10):
+        await worker.call("count_down", 2)
+        while not losses:
+            await asyncio.sleep(0.005)
+        with pytest.raises(WorkerLost, match="could not be taken"):
+            await worker.call("echo", 1)
+        assert len(losses) == 1
+        assert "worker one was lost: what it sent could not be taken (KeyError" in losses[0]
+        await worker.stop(1.0)
+
+
 async def test_a_body_ticks_while_it_has_work_and_its_reports_arrive_in_order(pool: Pool) -> None:
     async with started(pool) as (worker, heard):
         await worker.call("count_down", 6)

@@ -100,6 +100,7 @@ def test_a_crash_after_any_checkpoint_consumes_every_prompt_exactly_once(preset:
             saved = drive.of(c.Checkpoint)
             if stop is None and drive.stop.ok:
                 seen.update(x.group for x in drive.of(c.Terminal))
+                assert sorted(seen) == list(range(len(seen))), "no prompt was lost on the way"
                 break
             if saved:
                 point = rnd.choice(saved)

@@ -9,7 +9,7 @@ from paceline.ports.fakes.engine import FakeEngine
 from paceline.ports.fakes.training import FakeTrainer
 from paceline.ports.pool import WorkerBody
 from paceline.runtime.bodies import RolloutBody, TrainerBody
-from paceline.types.errors import RewardError
+from paceline.types.errors import EngineError, RewardError
 from paceline.types.records import Prompt, Request, Score, ScoredGroup, Trajectory
 
 
@@ -27,13 +27,15 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Dies while it decodes `dies_on` (a group), the first time; loads another checksum than was published with `wrong_checksum`."""
+    """Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given."""
 
-    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str) -> None:
+    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool) -> None:
         super().__init__(engine)
-        self.dies_on, self.once = dies_on, Once(once)
+        self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
 
     def call(self, method: str, *arguments: Any) -> Any:
+        if method == "probe" and self.no_probe:
+            raise EngineError("cannot probe: 4 pages, 1 free")
         if (
             method == "submit"
             and any(request.group == self.dies_on and request.purpose == "train" for request in arguments[0])
@@ -52,6 +54,7 @@ def engine(
     failures: int = 1,
     wrong_checksum: bool = False,
     wrong_probe: bool = False,
+    no_probe: bool = False,
 ) -> WorkerBody:
     def fail(request: Request) -> str | None:
         return "out of luck" if (request.group, request.sample) == fails_on and request.attempt < failures else None
@@ -60,7 +63,7 @@ def engine(
         return -1.0 - ((token * 31 + version) % 7) + (0.5 if wrong_probe and version else 0.0)
 
     extra: dict[str, Any] = {"checksum": lambda ref, location: "something else"} if wrong_checksum else {}
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once)
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once, no_probe)
 
 
 class TrainerThat(TrainerBody):
@@ -87,11 +90,16 @@ def trainer(raises_at: int = 0, dies_at: int = 0) -> WorkerBody:
 class JudgeOf:
     """Rewards by the length of the answer; raises or hangs on a group of training."""
 
-    def __init__(self, raises_on: int | None, hangs_on: int | None, equal: bool) -> None:
-        self.raises_on, self.hangs_on, self.equal = raises_on, hangs_on, equal
+    def __init__(self, raises_on: int | None, hangs_on: int | None, equal: bool, rounding: bool = False) -> None:
+        self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return {"score": self.score, "check": lambda prompts: None}[method](*arguments)
+        return {"score": self.score, "check": self.check}[method](*arguments)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if prompt.gold == "bad":
+                raise RewardError(f"row {prompt.row} of {prompt.task}: gold 'bad'")
 
     def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Any:
         training = trajectories[0].purpose == "train"
@@ -100,6 +108,8 @@ class JudgeOf:
         if training and prompt.index == self.raises_on:
             raise RewardError(f"reward lengthy raised ValueError on row {prompt.row}: no")
         values = tuple(1.0 if self.equal or len(t.ids) % 2 else 0.0 for t in trajectories)
+        if self.rounding:
+            values = tuple((0.1 + 0.2, 0.3)[i % 2] for i in range(len(trajectories)))
         scores = tuple(Score(value, parsed=True) for value in values)
         return ScoredGroup(trajectories[0].group, prompt, tuple(trajectories), values, values, {"lengthy": values}, {"lengthy": scores})
 
@@ -110,5 +120,5 @@ class JudgeOf:
         pass
 
 
-def judge(raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False) -> WorkerBody:
-    return JudgeOf(raises_on, hangs_on, equal)
+def judge(raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False) -> WorkerBody:
+    return JudgeOf(raises_on, hangs_on, equal, rounding)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from runtime_builders import group, report
 
@@ -25,6 +27,11 @@ def test_reward_std_is_the_mean_within_groups_and_zero_std_groups_are_counted() 
     assert row["frac_reward_zero_std"] == 0.5
 
 
+def test_rewards_that_differ_by_rounding_only_are_equal_as_they_are_to_the_filter_and_the_advantages() -> None:
+    row = update_metrics([group(0, [0.1 + 0.2, 0.3])], report(), TIMES, Counts())
+    assert row["frac_reward_zero_std"] == 1
+
+
 def test_parts_may_vary_while_their_sum_does_not_and_both_are_shown() -> None:
     row = update_metrics([group(0, [0, 0], parts={"a": (5, -5), "b": (-5, 5), "c": (None, None)})], report(), TIMES, Counts())
     assert row["reward_std"] == 0
@@ -42,8 +49,10 @@ def test_unparsed_answers_are_a_share_of_those_that_a_function_judged() -> None:
 
 def test_empty_completions_give_finite_values() -> None:
     row = update_metrics([group(0, [0, 0], [0, 0], ["length", "length"])], report(), TIMES, Counts())
-    assert row["completions/mean_length"] == row["completions/mean_terminated_length"] == 0
+    assert row["completions/mean_length"] == 0
     assert row["completions/clipped_ratio"] == 1
+    assert not any("terminated" in name for name in row), "nothing terminated: a length of 0 would be made up"
+    assert all(math.isfinite(value) for value in row.values())
 
 
 def test_times_counts_and_the_trainers_own_values_are_in_the_row() -> None:

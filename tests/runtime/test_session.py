@@ -2,8 +2,10 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.rundir import RunDir, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
-from paceline.types.errors import RuleViolated, WorkerLost
+from paceline.types.errors import ConfigError, RewardError, RuleViolated, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Sampling
 
@@ -56,6 +58,7 @@ class Run:
     instances: int = 2
     reward_deadline_s: float = 5.0
     evaluates: bool = False
+    problems: MemoryTask = TASK
     resume: bool = False
     watch: Callable[[Progress], None] = lambda progress: None
     start_s: float = 0.0
@@ -79,9 +82,11 @@ class Run:
                 (WorkerSpec("reward-0", "runtime_bodies:judge", self.judge),),
             ),
             settings=Settings(7, Sampling(8), "float64", 0.1, 5.0, ("lengthy",), self.reward_deadline_s, 2),
-            lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}),
+            lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,
-            eval_plan=EvalPlan(tuple(TASK.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",)) if self.evaluates else None,
+            eval_plan=EvalPlan(tuple(self.problems.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",))
+            if self.evaluates
+            else None,
             store=FileStore(self.rundir.weights),
             rundir=self.rundir,
             ledger=self.ledger,
@@ -175,6 +180,16 @@ async def test_every_published_version_is_checked_on_every_instance_before_it_se
         await run.go()
 
 
+async def test_an_instance_that_refuses_weights_is_started_again_and_ends_the_run_by_name_if_that_does_not_help(tmp_path: Path) -> None:
+    run = Run(tmp_path / "once", schedule(), instances=1, rollout={"no_probe": True, "once": str(tmp_path / "refused")})
+    assert (await run.go()).ok
+    assert run.rows()[0]["workers/restarts"] == 1
+    assert any("rollout-0 could not serve version 0: LoadWeights: cannot probe" in progress.message for progress in run.said)
+    run = Run(tmp_path / "always", schedule(), instances=1, rollout={"no_probe": True})
+    with pytest.raises(WorkerLost, match="rollout-0 was lost 6 times in a row"):
+        await run.go()
+
+
 async def test_a_lost_instance_is_restarted_and_its_trajectories_come_out_the_same(tmp_path: Path) -> None:
     undisturbed = Run(tmp_path / "a", schedule(), instances=1)
     await undisturbed.go()
@@ -262,6 +277,21 @@ async def test_evaluation_happens_in_the_loop_and_changes_nothing_of_training(tm
     assert all(name.startswith("eval/") for name in run.rows("eval")[0])
 
 
+async def test_golds_that_no_reward_can_judge_are_refused_before_anything_is_generated_those_of_the_evaluation_too(tmp_path: Path) -> None:
+    bad = MemoryTask([("question", "4"), ("question", "bad"), ("question", "4")], name="bad")
+    for name, options in (("task", {"task": bad}), ("problems", {"problems": bad, "evaluates": True})):
+        run = Run(tmp_path / name, schedule(evaluate_every=1 if name == "problems" else 0), **options)
+        with pytest.raises(RewardError, match="row 1 of bad: gold 'bad'"):
+            await run.go()
+        assert run.records(RequestPrompts) == []
+
+
+async def test_instances_that_cannot_carry_the_schedule_are_refused_at_the_start(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), rollout={"slots": 0})
+    with pytest.raises(ConfigError, match="instance 'rollout-0': slots = 0: must be at least 1"):
+        await run.go()
+
+
 def signals(*after: str) -> Callable[[Progress], None]:
     """Send SIGINT to this process at the first progress of each of these phases or updates."""
     left = list(after)
@@ -287,9 +317,22 @@ async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_l
     second = Run(tmp_path / "cut", schedule(total_updates=4), resume=True)
     assert (await second.go()).ok
     assert before + second.trained() == whole.trained()
+    assert [row["num_tokens"] for row in (*first.rows(), *second.rows())] == [row["num_tokens"] for row in whole.rows()]
     assert [step for axis, step, _ in second.tracker.rows if axis == "update"] == list(range(checkpoint.update + 1, 5))
     report = audit(second.rundir.ledger)
     assert (report.violations, report.lineages) == ((), 2)
+
+
+async def test_an_audit_finds_a_lineage_that_starts_where_no_checkpoint_stood(tmp_path: Path) -> None:
+    first = Run(tmp_path, schedule(total_updates=4), watch=signals("update 2"))
+    await first.go()
+    await Run(tmp_path, schedule(total_updates=4), resume=True).go()
+    assert audit(tmp_path / "ledger.sqlite").violations == ()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as database:
+        (text,) = database.execute("SELECT resume FROM lineage WHERE id = 2").fetchone()
+        moved = json.dumps({**json.loads(text), "next_index": json.loads(text)["next_index"] + 1})
+        database.execute("UPDATE lineage SET resume = ? WHERE id = 2", (moved,))
+    assert any("no checkpoint of lineage 1 stood there" in violation for violation in audit(tmp_path / "ledger.sqlite").violations)
 
 
 async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
@@ -344,6 +387,12 @@ async def test_a_task_without_any_signal_ends_with_an_error_after_a_bounded_numb
     assert len(run.records(Materialize)) == 3 * 2
     assert run.trained() == []
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0"], "and leaves a usable checkpoint"
+
+
+async def test_the_filter_has_the_advantages_own_notion_of_equal_outcomes(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(no_signal="drop", empty_limit=1), judge={"rounding": True})
+    assert not (await run.go()).ok
+    assert run.trained() == [], "0.1 + 0.2 and 0.3 teach nothing"
 
 
 async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.config.schema import Config, TaskConfig
 from paceline.tasks.render import Tokenizer
 from paceline.tasks.task import RowTask, load
+from paceline.types.errors import ConfigError, DataError
 from paceline.types.records import Prompt
 
 EVAL_ORDER = 0
@@ -17,9 +18,17 @@ EVAL_ORDER = 0
 class DataBody:
     """WorkerBody with one method, `load`."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: Config, tokenizer: Tokenizer, positions: int | None = None) -> None:
+        """positions: tokens that the model can hold in one text; None = unknown. Raises ConfigError when none is left for a prompt."""
         self._config = config
         self._tokenizer = tokenizer
+        most, sampled = config.rollout.max_prompt_tokens, config.rollout.max_tokens
+        self._limit = most if positions is None else min(most, positions - sampled)
+        self._why = (
+            "" if self._limit == most else f"the model's {positions} positions less rollout.max_tokens = {sampled} leave {self._limit}"
+        )
+        if self._limit < 1:
+            raise ConfigError(f"rollout.max_tokens = {sampled}: the model has {positions} positions, which leave none for a prompt")
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Answer `load(training, evaluation)`."""
@@ -57,11 +66,10 @@ class DataBody:
         return tuple(task.prompt(position) for position in range(min(self._config.eval.problems, len(task))))
 
     def _task(self, config: TaskConfig, seed: int) -> RowTask:
-        rollout = self._config.rollout
-        return load(
-            config,
-            self._tokenizer,
-            seed=seed,
-            max_prompt_tokens=rollout.max_prompt_tokens,
-            over_limit=rollout.over_limit,
-        )
+        over_limit = self._config.rollout.over_limit
+        try:
+            return load(config, self._tokenizer, seed=seed, max_prompt_tokens=self._limit, over_limit=over_limit)
+        except DataError as error:
+            if not self._why:
+                raise
+            raise DataError(f"{error}\n({self._why} tokens for a prompt)") from error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.lazy import OnProgress, performed
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
+from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.evaluation import summarize
@@ -91,7 +92,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
             pool=pool,
             workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
             settings=_settings(config),
-            lineage=Lineage(schedule, resume, lineage, checkpoint, identity),
+            lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
             task=data.task,
             eval_plan=_eval_plan(config, data) if data.problems else None,
             store=FileStore(rundir.weights),
@@ -229,7 +230,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
     """Factory of a rollout worker."""
     from time import monotonic
 
-    from paceline.engines.torch_engine import TorchEngine, kv_tokens_needed
+    from paceline.engines.torch_engine import TorchEngine
     from paceline.models.load import load, load_tokenizer
     from paceline.runtime.bodies import RolloutBody
 
@@ -271,9 +272,10 @@ def trainer_body(config: Config) -> WorkerBody:
 def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.data import DataBody
-    from paceline.models.load import load_tokenizer, resolve
+    from paceline.models.load import load_tokenizer, positions, resolve
 
-    return DataBody(config, load_tokenizer(resolve(config.model.path)))
+    directory = resolve(config.model.path)
+    return DataBody(config, load_tokenizer(directory), positions(directory))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,15 @@ PACKAGED = {"smollm2-135m": ModelShape(30, 576, 9, 3, 64, 1536, 49152, True)}
 """Shapes of the models that come as packages."""
 
 
+_SIZES = {"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"}
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def model_shape(path: str) -> ModelShape | None:
-    """The shape of a packaged model or of a local directory; None for a hub id (`name` or `owner/name`), whose files are not here.
+    """The shape of a packaged model or of a local directory; None for a hub id (`name` or `owner/name`), whose files are not here, and
+    for an architecture that names its sizes otherwise (GPT-2, OPT).
 
-    Raises ModelError when there is no such directory, or its config.json is missing or lacks the sizes of a decoder.
+    Raises ModelError when there is no such directory, or its config.json is missing or describes no model.
     """
     if path in PACKAGED:
         return PACKAGED[path]
@@ -56,7 +58,10 @@ def model_shape(path: str) -> ModelShape | None:
     file = Path(path) / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        return _shape(config.get("text_config", config))
+        sizes = config.get("text_config", config)
+        if config.get("model_type") and not sizes.keys() >= _SIZES:
+            return None
+        return _shape(sizes)
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror})") from error
     except KeyError as error:

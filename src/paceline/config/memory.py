@@ -1,7 +1,7 @@
 """An estimate of each process's memory, with its formulas. Libraries, allocator overhead and file caches come on top.
 
 Symbols: P parameters; L layers; w width; H, K heads and key-value heads; d head size; i width of the MLP; V vocabulary; b bytes of the
-compute dtype; m bytes of a master weight.
+compute dtype; m bytes of a master weight, and of what the KV cache holds: float32 at least.
 """
 
 from __future__ import annotations
@@ -12,6 +12,16 @@ from paceline.config.inspect import ModelShape
 from paceline.config.schema import Config
 
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+KV_PAGE = 32
+"""Tokens per page of the engine's KV memory."""
+
+
+def kv_tokens_needed(prompt_tokens: int, max_tokens: int, samples: int = 1, page: int = KV_PAGE) -> int:
+    """KV capacity in tokens with which `samples` trajectories of one prompt run side by side to their full length.
+
+    Whole pages, at least two of them: less cannot hold the probe of new weights. The last token sampled is never written.
+    """
+    return max(2, -(-prompt_tokens // page) + samples * -(-(max_tokens - 1) // page)) * page
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +41,13 @@ def memory(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
 
 def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     rollout, size = config.rollout, BYTES[config.model.dtype]
-    tokens = rollout.kv_tokens or rollout.slots * (rollout.max_prompt_tokens + rollout.max_tokens)
-    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
-    capacity = "kv_tokens" if rollout.kv_tokens else "slots x (max_prompt_tokens + max_tokens)"
+    tokens = rollout.kv_tokens or rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens)
+    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * max(4, size)
+    pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
+    capacity = "kv_tokens" if rollout.kv_tokens else pages
     return (
         Memory("engine", "weights", shape.parameters * size, "P b"),
-        Memory("engine", "KV cache", tokens * per_token, f"2 L K d b x {capacity}"),
+        Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )
 

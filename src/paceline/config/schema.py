@@ -250,7 +250,7 @@ class TrainerConfig(Section):
     warmup_updates: int = Field(default=5, ge=0)
     """Updates over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine end at 0 with the last update."""
+    """Course of the learning rate after the warm-up; linear and cosine fall towards 0, which the update after the last would have."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm; applied after the scaling by the denominator."""
     micro_batch_tokens: int = Field(default=2048, ge=1)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 
+from paceline.config.memory import KV_PAGE, kv_tokens_needed
 from paceline.config.rules import Rule, only
 from paceline.config.schema import (
     DEFAULT_STALENESS,
@@ -195,8 +196,8 @@ ROLLOUT: list[Rule[RolloutConfig]] = [
     Rule(
         "kv_holds_a_trajectory",
         ("kv_tokens", "max_prompt_tokens", "max_tokens"),
-        "the KV cache must hold at least one prompt and answer of full length",
-        lambda r: 0 < r.kv_tokens < r.max_prompt_tokens + r.max_tokens,
+        f"the KV cache must hold at least one prompt and answer of full length, each in whole pages of {KV_PAGE} tokens",
+        lambda r: 0 < r.kv_tokens < kv_tokens_needed(r.max_prompt_tokens, r.max_tokens),
     ),
 ]
 """Rules about [rollout] alone."""

@@ -300,6 +300,7 @@ class Machine:
         elif kind is LoadWeights:
             load = self._m.out.find(LoadWeights, event.command)
             assert load is not None
+            self._m.out.warn(f"instance {load.instance} could not serve version {load.version}: {event.error}")
             self._on_lost(ev.InstanceLost(load.instance, event.error))
         elif kind is Migrate:
             self._on_migrated(ev.Migrated(event.command, ()))

@@ -12,6 +12,7 @@ import torch
 
 from paceline.algo.counter import stream_key, uniforms
 from paceline.algo.sampling import Draw, Knobs, check, draw
+from paceline.config.memory import KV_PAGE
 from paceline.engines.attention import PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
 from paceline.engines.pages import PagePool
@@ -24,15 +25,8 @@ from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
 
-PAGE = 32
-"""Tokens per KV page."""
 PREFILL_TOKENS = 4096
 """A step prefills prompts up to this many tokens, at least one prompt."""
-
-
-def kv_tokens_needed(prompt_tokens: int, max_tokens: int, samples: int = 1, page: int = PAGE) -> int:
-    """KV capacity in tokens with which `samples` trajectories of one prompt run side by side to their full length."""
-    return (-(-prompt_tokens // page) + samples * -(-(max_tokens - 1) // page)) * page
 
 
 class TorchEngine:
@@ -53,7 +47,7 @@ class TorchEngine:
         kv_tokens: int,
         decode: Decode,
         clock: Callable[[], float],
-        page: int = PAGE,
+        page: int = KV_PAGE,
         prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
         """kv_tokens: capacity, rounded down to whole pages of `page` tokens. decode: ids -> text without special tokens.

@@ -80,6 +80,11 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def positions(directory: Path) -> int | None:
+    """Tokens that the model of a Hugging Face directory can hold in one text; None where its config does not say."""
+    return getattr(_described(directory).get_text_config(), "max_position_embeddings", None)
+
+
 def _described(directory: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(directory)

@@ -15,19 +15,23 @@ class Checkpoints:
     """Writes checkpoints of one lineage."""
 
     def __init__(
-        self, rundir: RunDir, trainer: Seat, lineage: int, identity: Mapping[str, str], keep_last: int, post: Callable[[Event], None]
-    ) -> None:
+        self, rundir: RunDir, trainer: Seat, lineage: int, identity: Mapping[str, str], keep_last: int, tokens: Callable[[], int],
+        post: Callable[[Event], None],
+    ) -> None:  # fmt: skip
         self._rundir = rundir
         self._trainer = trainer
         self._lineage = lineage
         self._identity = identity
         self._keep_last = keep_last
+        self._tokens = tokens
         self._post = post
 
     async def checkpoint(self, command: Checkpoint) -> None:
         """Write aside, make durable, rename; the slow part runs off the event loop."""
         aside = self._rundir.begin_checkpoint(command.update)
         await self._trainer.call("save", str(aside))
-        info = ResumeInfo(command.update, command.version, command.pending, command.next_index, self._lineage, dict(self._identity))
+        info = ResumeInfo(
+            command.update, command.version, command.pending, command.next_index, self._lineage, dict(self._identity), self._tokens()
+        )
         await asyncio.to_thread(self._rundir.seal_checkpoint, aside, info, self._keep_last)
         self._post(CheckpointDone(command.id, command.update))

@@ -18,6 +18,8 @@ from typing import Any
 from paceline.types import errors
 
 HEADER = struct.Struct("!Q")
+NOT_REBUILT = (UnicodeError, BaseExceptionGroup, StopIteration, StopAsyncIteration)
+"""Errors of Python that cannot be made from a text alone, or that no future may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class RemoteError:
         """The exception to raise in the caller; the worker's traceback is attached as a note."""
         kind = getattr(errors, self.name, None) or getattr(builtins, self.name, None)
         error: Exception = errors.PacelineError(f"{self.name}: {self.text}")
-        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NOT_REBUILT):
             error = kind(self.text)
         error.add_note(f"raised in worker {worker}:\n{self.trace.rstrip()}")
         return error

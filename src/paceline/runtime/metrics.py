@@ -10,8 +10,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.algo.shaping import length_metrics
 from paceline.types.progress import UpdateReport
-from paceline.types.records import ScoredGroup, Trajectory
+from paceline.types.records import ScoredGroup
+from paceline.types.signal import has_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def update_metrics(groups: Sequence[ScoredGroup], report: UpdateReport, times: T
     return {
         **dict(report.metrics),
         **_rewards(groups),
-        **_lengths(trajectories),
+        **length_metrics([len(t.ids) for t in trajectories], [t.finish == "length" for t in trajectories]),
         **_times(times, sum(len(t.ids) for t in trajectories)),
         "num_tokens": counts.tokens_before + tokens,
         "update/applied": float(report.applied),
@@ -79,7 +81,7 @@ def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     row = {
         "reward": statistics.fmean(reward for group in groups for reward in group.rewards),
         "reward_std": statistics.fmean(deviations),
-        "frac_reward_zero_std": statistics.fmean(max(group.rewards) == min(group.rewards) for group in groups),
+        "frac_reward_zero_std": statistics.fmean(not has_signal(group.rewards) for group in groups),
         "outcome": statistics.fmean(outcome for group in groups for outcome in group.outcomes),
     }
     for name in dict.fromkeys(name for group in groups for name in group.parts):
@@ -91,19 +93,6 @@ def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     if judged:
         row["unparsed_ratio"] = judged.count(False) / len(judged)
     return row
-
-
-def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    lengths = [len(t.ids) for t in trajectories]
-    ended = [len(t.ids) for t in trajectories if t.finish != "length"]
-    row = {f"completions/{name}": value for name, value in _spread(lengths, "length").items()}
-    row |= {f"completions/{name}": value for name, value in _spread(ended or [0], "terminated_length").items()}
-    row["completions/clipped_ratio"] = 1 - len(ended) / len(lengths)
-    return row
-
-
-def _spread(values: Sequence[int], name: str) -> dict[str, float]:
-    return {f"mean_{name}": statistics.fmean(values), f"min_{name}": min(values), f"max_{name}": max(values)}
 
 
 def _times(times: Times, sampled: int) -> dict[str, float]:

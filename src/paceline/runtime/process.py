@@ -102,13 +102,16 @@ class ProcessWorker:
                         answer.set_exception(value.rebuild(self.name))
         except (asyncio.IncompleteReadError, OSError):
             await self._end()
+        except Exception as error:  # noqa: BLE001 - whatever cannot be read or handled: nobody would hear this worker again
+            self.kill()
+            await self._end(f"what it sent could not be taken ({type(error).__name__}: {error})")
 
-    async def _end(self) -> None:
-        self._gone = "stopped" if self._stopping else await self._obituary()
-        doing = ", ".join(method for method, _ in self._pending.values())
-        for method, answer in self._pending.values():
-            if not answer.done():
-                answer.set_exception(WorkerLost(f"worker {self.name} was lost while it did {method}: {self._gone}"))
+    async def _end(self, why: str | None = None) -> None:
+        self._gone = "stopped" if self._stopping else why or await self._obituary()
+        unanswered = [(method, answer) for method, answer in self._pending.values() if not answer.done()]
+        doing = ", ".join(method for method, _ in unanswered)
+        for method, answer in unanswered:
+            answer.set_exception(WorkerLost(f"worker {self.name} was lost while it did {method}: {self._gone}"))
         if not self._stopping:
             self._on_lost(f"worker {self.name} was lost{f' while it did {doing}' if doing else ''}: {self._gone}")
 

@@ -18,7 +18,9 @@ OnProgress = Callable[[Progress], None]
 class Recorder:
     """Collects between two updates, and writes a row at each. Steps of an axis ascend, also across a resume from `update`."""
 
-    def __init__(self, trackers: Sequence[Tracker], on_progress: OnProgress, watch: Stopwatch, total: int, update: int) -> None:
+    def __init__(
+        self, trackers: Sequence[Tracker], on_progress: OnProgress, watch: Stopwatch, total: int, update: int, tokens: int = 0
+    ) -> None:
         self._trackers = trackers
         self._on_progress = on_progress
         self._watch = watch
@@ -27,7 +29,7 @@ class Recorder:
         self._alarms = Alarms()
         self._phase = ""
         self._terminal = {"filtered": 0, "failed": 0}
-        self._tokens = 0
+        self._tokens = tokens
         self._staleness = 0
         self._verifier_errors = 0
         self._failed_attempts = 0
@@ -37,6 +39,11 @@ class Recorder:
     def update(self) -> int:
         """Updates done, those of earlier lineages included."""
         return self._update
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and sampled tokens trained on, those of earlier lineages included."""
+        return self._tokens
 
     def dispatched(self, command: Dispatch) -> None:
         """Groups were consumed."""

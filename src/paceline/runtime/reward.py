@@ -17,6 +17,7 @@ from paceline.runtime.calls import Seat, together
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import PacelineError, RewardError, WorkerLost
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
+from paceline.types.signal import has_signal
 
 
 class RewardFleet:
@@ -60,7 +61,7 @@ class RewardFleet:
             self._post(CommandFailed(command.id, str(error)))
             return
         self._board.scored[command.group] = group
-        signal = max(group.outcomes) != min(group.outcomes)
+        signal = has_signal(group.outcomes)
         self._post(GroupMaterialized(command.id, command.group, signal, len(trajectories), "" if signal else "all outcomes are equal"))
 
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:

@@ -72,6 +72,8 @@ class RolloutFleet:
     async def admit(self, command: Admit) -> None:
         """Start a trajectory. Admissions of one decision travel to their instance as one call."""
         instance = self._instances[command.instance]
+        if not instance.seat.filled:  # its loss is an event of its own that the machine has yet to hear
+            return
         key = (command.group, command.sample, command.attempt)
         instance.running[key] = command
         self._watch.enter("rollout")

@@ -30,6 +30,8 @@ class ResumeInfo:
     """Lineage that wrote the checkpoint."""
     identity: Mapping[str, str]
     """Name of a part (task, model, ...) -> what it was; a resume refuses when one differs."""
+    tokens: int = 0
+    """Prompt and sampled tokens trained on so far, where the metric `num_tokens` continues."""
 
     def resume(self) -> Resume:
         """What the machine needs of it."""

@@ -16,6 +16,7 @@ from paceline.core import commands as c
 from paceline.core.evaluation import summarize
 from paceline.core.events import Evaluated, InstanceUp, StopRequested
 from paceline.core.machine import Machine
+from paceline.core.presets import check_fleet
 from paceline.core.rules import Rules
 from paceline.core.schedule import Resume, Schedule
 from paceline.ports.data import Task, Tracker
@@ -81,6 +82,8 @@ class Lineage:
     checkpoint: Path | None
     """Restored by the trainer before anything else."""
     identity: Mapping[str, str]
+    tokens: int = 0
+    """Tokens trained on before."""
 
 
 class Session:
@@ -104,14 +107,16 @@ class Session:
             return Seat(pool, spec, settings.answer_timeout_s)
 
         self._trainer = _seat(workers.trainer)
-        self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update)
+        self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update, lineage.tokens)
         self._source = Source(task, lineage.resume, board, post)
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
         self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
         self._training = Training(self._trainer, board, watch, settings.gap_warn, post, self.recorder.updated, self.recorder.notice)
         self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
-        self._checkpoints = Checkpoints(rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, post)
+        self._checkpoints = Checkpoints(
+            rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
+        )
         self._segments = Segments(rundir.trajectories, lineage.id)
         self._evaluation = (
             None if eval_plan is None else Evaluation(eval_plan, self._rollout.submit, self._rollout.cancel, self._reward.score)
@@ -154,7 +159,10 @@ class Session:
         infos, _, _ = await together(
             self._rollout.start(self._restart_rollout), self._reward.start(self._restart_reward), self._start_trainer()
         )
+        check_fleet(self._lineage.schedule, infos)
         prompts = [self._task.prompt(position) for position in range(len(self._task))]
+        if self._evaluation is not None:
+            prompts += self._evaluation.plan.prompts
         for first in range(0, len(prompts), CHECKED_AT_ONCE):
             await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         self._watch.cut()  # the first row begins here

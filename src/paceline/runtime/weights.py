@@ -17,7 +17,7 @@ from paceline.ports.data import Task
 from paceline.ports.weights import WeightStore
 from paceline.runtime.calls import Seat
 from paceline.runtime.stopwatch import Stopwatch
-from paceline.types.errors import EngineError, WorkerLost
+from paceline.types.errors import EngineError, PacelineError, WorkerLost
 from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
 
@@ -64,7 +64,10 @@ class Weights:
         self._post(Published(command.id, command.version, ref.fingerprint))
 
     async def load(self, command: LoadWeights) -> None:
-        """Have an instance serve a version. A lost instance is no failure of this command: its loss is an event of its own."""
+        """Have an instance serve a version. A lost instance is no failure of this command: its loss is an event of its own.
+
+        An instance that refuses weights is of no use as it is: it is ended, which starts it again, a bounded number of times.
+        """
         stored = self._stored[command.version]
         seat = self._seat(command.instance)
         self.serving.pop(command.instance, None)
@@ -74,6 +77,9 @@ class Weights:
                 probe: ProbeReport = await seat.call("probe", self._probe_ids)
             except WorkerLost:
                 return
+            except PacelineError:
+                seat.kill()
+                raise
         self.serving[command.instance] = command.version
         error = probe_error(stored.probe, probe)
         self._post(WeightsLive(command.id, command.instance, command.version, fingerprint, error, self._bound))
