@@ -21,7 +21,7 @@ def draw_rewards(axes: Axes, rewards: dict[str, list[float]]) -> None:
         control = name == "control"
         colour = GREY if control else COLOURS[int(name.removeprefix("seed-")) % len(COLOURS)]
         axes.plot(range(1, len(values) + 1), values, color=colour, lw=1.6, ls=":" if control else "-", label=name.replace("-", " "))
-    axes.set(xlabel="update", ylabel="mean reward, 64 samples", ylim=(0, 1), title="training reward")
+    axes.set(xlabel="update", ylabel="mean reward, 128 samples", ylim=(0, 1), title="training reward")
     axes.legend(frameon=False, fontsize=8)
 
 
