@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.durable import whole
 from paceline.types.errors import CheckpointError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Prompt, ScoredGroup, Trajectory
@@ -163,12 +163,5 @@ def _trajectories(groups: Sequence[ScoredGroup]) -> list[Trajectory]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with whole(path) as aside:
+        aside.write_bytes(content)
