@@ -8,8 +8,8 @@ from typing import cast
 
 from paceline.core.commands import Checkpoint, Command, Stop
 from paceline.core.events import Event
+from paceline.core.replay import audit as audit_records
 from paceline.core.replay import difference, replay
-from paceline.core.rules import Rules
 from paceline.core.schedule import Resume
 from paceline.runtime.ledger import LedgerReader, Lineage, Record
 from paceline.types.results import AuditReport
@@ -60,12 +60,8 @@ def _ended(records: Sequence[Record]) -> bool:
 
 
 def _rules(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
-    rules = Rules(lineage.schedule, lineage.resume)
-    for record in records:
-        rules.feed(record.value, record.now)
-    if whole:
-        rules.close()
-    return [str(violation) for violation in rules.found]
+    found = audit_records(lineage.schedule, lineage.resume, ((record.now, record.value) for record in records), whole=whole)
+    return [str(violation) for violation in found]
 
 
 def _replayed(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:

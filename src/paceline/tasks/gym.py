@@ -1,7 +1,7 @@
 """Rows of a reasoning-gym generator, and its own scorer.
 
-A generator's row i depends on (its seed + i): two tasks whose seeds are closer than their size share rows. `tasks.excluding` takes them
-out.
+A generator's row i depends on (its seed + i): two tasks whose seeds are closer than their size share rows. `RowTask.excluding` takes
+them out.
 """
 
 from __future__ import annotations

@@ -75,10 +75,7 @@ class Live(Rule):
 
     def _event(self, event: e.Event, now: float) -> str | None:
         book = self.book
-        if book.instances or not self.started:
-            self.bare = None
-        elif self.bare is None:
-            self.bare = book.now
+        self._note_bare()
         unnamed = self.overdue - self.named
         if self.overdue:
             self.overdue, self.named = set(), set()
@@ -88,6 +85,13 @@ class Live(Rule):
             return f"the run waits for nobody: groups {list(book.groups)[:8]} are not terminal and no command is open"
         self.started = True
         return None
+
+    def _note_bare(self) -> None:
+        """When the event before left no instance, that is when the pool began to owe one."""
+        if self.book.instances or not self.started:
+            self.bare = None
+        elif self.bare is None:
+            self.bare = self.book.now
 
     def _timer(self, event: e.Timer, now: float) -> str | None:
         message = self._event(event, now)
