@@ -35,15 +35,10 @@ def audit(ledger: Path) -> AuditReport:
                 )
             faults = (*_continues(lineage, saved), *_rules(lineage, records, whole), *_replayed(lineage, records, whole))
             violations += [f"lineage {lineage.id}: {fault}" for fault in faults]
-            saved[lineage.id] = {_resume(record.value) for record in records if isinstance(record.value, Checkpoint)}
+            saved[lineage.id] = {record.value.resume for record in records if isinstance(record.value, Checkpoint)}
     finally:
         reader.close()
     return AuditReport(events, commands, len(lineages), tuple(violations), tuple(notes))
-
-
-def _resume(command: Checkpoint) -> Resume:
-    """Where a lineage that restores this checkpoint starts."""
-    return Resume(command.update, command.version, command.pending, command.next_index)
 
 
 def _continues(lineage: Lineage, saved: Mapping[int, set[Resume]]) -> list[str]:

@@ -63,7 +63,7 @@ class Trace:
                 open_[record.id] = record
             elif type(record) is e.CheckpointDone and record.command in open_:
                 last = open_[record.command]
-        return None if last is None else Resume(last.update, last.version, last.pending, last.next_index)
+        return None if last is None else last.resume
 
 
 class Run:

@@ -102,7 +102,7 @@ def terminal_before(trace: Trace, resume: Resume) -> list[int]:
     for _, record in trace.records:
         if type(record) is c.Terminal:
             ended.append(record.group)
-        elif type(record) is c.Checkpoint and Resume(record.update, record.version, record.pending, record.next_index) == resume:
+        elif type(record) is c.Checkpoint and record.resume == resume:
             saved = list(ended)
     return saved
 
