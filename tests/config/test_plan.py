@@ -12,6 +12,7 @@ from paceline.config.load import load
 from paceline.config.memory import memory
 from paceline.config.plan import plan, schedule
 from paceline.config.schema import Config, TaskConfig
+from paceline.core.presets import DEADLINES
 from paceline.types.errors import DataError, ModelError
 
 GYM = "task.name=chain_sum"
@@ -57,7 +58,8 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
     )
     deadlines = dict(s.deadlines)
     assert (s.evaluate_every, s.checkpoint_every) == (4, 3)
-    assert deadlines["dispatch"] == 7.0
+    assert set(deadlines) == set(DEADLINES)
+    assert {seconds for kind, seconds in deadlines.items() if kind != "materialize"} == {7.0}
     assert deadlines["materialize"] == 12.0
 
 

@@ -14,28 +14,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore | FileS
     return MemoryStore() if request.param == "memory" else FileStore(tmp_path)
 
 
-def test_a_version_is_found_from_commit_until_it_is_retired(store: MemoryStore | FileStore) -> None:
-    prepared = store.prepare(3)
-    with pytest.raises(KeyError, match="version 3"):
-        store.location(3)
-    committed = store.commit(WeightsRef(3, fingerprint="x"))
-    assert committed == store.location(3) == prepared
-    store.retire(3)
-    with pytest.raises(KeyError, match=r"holds \[\]"):
-        store.location(3)
+def test_every_version_has_a_place_of_its_own_and_lies_there_when_committed(store: MemoryStore | FileStore) -> None:
+    places = [store.prepare(version) for version in (0, 1, 10)]
+    assert len(set(places)) == 3
+    assert [store.commit(WeightsRef(version)) for version in (0, 1, 10)] == places
 
 
-def test_versions_live_side_by_side(store: MemoryStore | FileStore) -> None:
-    for version in (0, 1):
-        store.commit(WeightsRef(version))
-    assert store.location(0) != store.location(1)
-    store.retire(0)
-    assert store.location(1)
-
-
-def test_retiring_deletes_the_file(tmp_path: Path) -> None:
+def test_retiring_a_version_deletes_its_file_only_and_twice_does_no_harm(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
-    Path(store.prepare(1)).write_bytes(b"tensors")
-    store.commit(WeightsRef(1))
-    store.retire(1)
-    assert list(tmp_path.iterdir()) == []
+    for version in (0, 1):
+        Path(store.prepare(version)).write_bytes(b"tensors")
+    kept = store.commit(WeightsRef(1))
+    store.retire(0)
+    store.retire(0)
+    assert list(tmp_path.iterdir()) == [Path(kept)]

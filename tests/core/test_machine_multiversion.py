@@ -57,13 +57,26 @@ def test_an_instance_that_holds_two_versions_serves_them_side_by_side() -> None:
     assert [x for x in out if isinstance(x, c.LoadWeights)] == [c.LoadWeights(s.last(c.LoadWeights).id, "a", 2, "none", 0)]
 
 
-def test_work_moves_off_an_instance_that_is_meant_for_the_newest_version() -> None:
-    s = multi(u=2, upp=1)
-    s.begin("a", "b", slots=2, exports_kv=True)
-    s.prompts()  # 0 and 2 on a, 1 and 3 on b
+def updated_once(exports_kv: bool = False, **values: Any) -> Script:
+    """Groups 0 and 1 trained; group 2 runs on a and group 3 on b, each beside a free slot, under version 0."""
+    s = multi(u=2, upp=1, **values)
+    s.begin("a", "b", slots=2, exports_kv=exports_kv)
+    s.prompts()
     s.serve(0)
     s.serve(1)
     s.updated()
+    return s
+
+
+def moving() -> tuple[Script, c.Migrate]:
+    """Version 1 is published; group 2 of version 0 moves from a to b, where group 3 of version 0 runs."""
+    s = updated_once(exports_kv=True)
+    (move,) = s.published()
+    return s, move
+
+
+def test_work_moves_off_an_instance_that_is_meant_for_the_newest_version() -> None:
+    s = updated_once(exports_kv=True)
     out = s.published()
     assert kinds(out) == ["Migrate"]
     assert (out[0].trajectories, out[0].source, out[0].target, out[0].version) == (((2, 0),), "a", "b", 0)
@@ -74,37 +87,20 @@ def test_work_moves_off_an_instance_that_is_meant_for_the_newest_version() -> No
 
 
 def test_without_kv_export_an_instance_is_taken_over_when_its_work_is_done() -> None:
-    s = multi(u=2, upp=1)
-    s.begin("a", "b", slots=2)
-    s.prompts()
-    s.serve(0)
-    s.serve(1)
-    s.updated()
+    s = updated_once()
     assert s.published() == []
     assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
 
 
 def test_a_failed_migration_leaves_everything_where_it_was() -> None:
-    s = multi(u=2, upp=1)
-    s.begin("a", "b", slots=2, exports_kv=True)
-    s.prompts()
-    s.serve(0)
-    s.serve(1)
-    s.updated()
-    (move,) = s.published()
+    s, move = moving()
     again = s.feed(e.CommandFailed(move.id, "no room"))
     assert kinds(again) == ["Migrate"]  # the slot is still free, and the move still wanted
     assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
 
 
 def test_an_attempt_that_arrives_after_its_source_was_lost_is_aborted_and_keeps_its_slot_until_then() -> None:
-    s = multi(u=2, upp=1)
-    s.begin("a", "b", slots=2, exports_kv=True)
-    s.prompts()
-    s.serve(0)
-    s.serve(1)
-    s.updated()
-    (move,) = s.published()
+    s, move = moving()
     assert admitted(s.lost("a")) == []  # b: one running, one slot reserved for the move
     out = s.feed(e.Migrated(move.id, ((2, 0),)))
     assert out == [c.Abort(out[0].id, 2, 0, 0, "b", "moved after it was given up")]
@@ -167,18 +163,6 @@ def test_updates_consume_the_oldest_version_first() -> None:
     assert s.serve(3)[0].groups == (2, 3)
 
 
-def moving() -> tuple[Script, c.Migrate]:
-    """Version 1 is published; group 2 of version 0 moves from a to b, where group 3 of version 0 runs."""
-    s = multi(u=2, upp=1)
-    s.begin("a", "b", slots=2, exports_kv=True)
-    s.prompts()
-    s.serve(0)
-    s.serve(1)
-    s.updated()
-    (move,) = s.published()
-    return s, move
-
-
 def test_work_that_moved_to_an_instance_lost_meanwhile_is_admitted_again() -> None:
     s, move = moving()
     out = s.lost("b")  # a takes back its aim: it is the only one left, and version 0 is the oldest
@@ -201,12 +185,7 @@ def test_an_instance_that_reports_idle_is_settled_and_one_that_is_not_is_left_al
 
 
 def test_the_timer_rebalances_at_its_period() -> None:
-    s = multi(u=2, upp=1, rebalance_seconds=10.0)
-    s.begin("a", "b", slots=2)
-    s.prompts()
-    s.serve(0)
-    s.serve(1)
-    s.updated()
+    s = updated_once(rebalance_seconds=10.0)
     s.published()
     assert s.feed(e.Timer(), 9.0) == []
     assert s.feed(e.Timer(), 10.0) == []

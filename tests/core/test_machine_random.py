@@ -10,7 +10,7 @@ from tests.core.hand import Drive, World, schedule
 from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.machine import Machine
-from paceline.core.schedule import Resume, Schedule
+from paceline.core.schedule import Schedule
 
 PRESETS = ["serial", "pipelined", "streaming", "multiversion"]
 
@@ -105,7 +105,7 @@ def test_a_crash_after_any_checkpoint_consumes_every_prompt_exactly_once(preset:
             if saved:
                 point = rnd.choice(saved)
                 seen.update(x.group for x in drive.commands[: drive.commands.index(point)] if isinstance(x, c.Terminal))
-                resume = Resume(point.update, point.version, point.pending, point.next_index)
+                resume = point.resume
             if not drive.stop.ok:
                 break
         assert set(seen.values()) <= {1}

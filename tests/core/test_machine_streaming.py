@@ -93,24 +93,25 @@ def test_a_group_may_not_start_under_old_weights_when_the_bound_has_no_seat_for_
     assert admitted(s.live()) == [(1, 0, 0, "a", 1)]
 
 
-def test_an_over_stale_group_is_dropped_by_choice_and_counted() -> None:
-    s = stream(staleness=0, overstale="drop", in_flight_groups=3, at_publish="keep")
+def with_an_over_stale_group(policy: str) -> Script:
+    """Group 1 is served under version 0 while version 1 is live."""
+    s = stream(staleness=0, overstale=policy, in_flight_groups=3, at_publish="keep")
     s.begin()
     s.prompts()
     advance(s, 0)
     s.live()
     s.finish(1, version=0)
+    return s
+
+
+def test_an_over_stale_group_is_dropped_by_choice_and_counted() -> None:
+    s = with_an_over_stale_group("drop")
     out = s.reward(1)
     assert (out[0].state, out[0].why) == ("filtered", "stale: version 0 at version 1")
 
 
 def test_an_over_stale_group_is_generated_again_by_choice() -> None:
-    s = stream(staleness=0, overstale="retry", in_flight_groups=3, at_publish="keep")
-    s.begin()
-    s.prompts()
-    advance(s, 0)
-    s.live()
-    s.finish(1, version=0)
+    s = with_an_over_stale_group("retry")
     assert admitted(s.reward(1)) == [(1, 0, 1, "a", 1)]
     s.finish(1)
     assert s.reward(1)[0].groups == (1,)

@@ -194,8 +194,7 @@ class Adversary(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.checkpoints))
     @rule(which=st.integers(0, 10**6))
     def kill_and_resume(self, which):
-        checkpoint = self.checkpoints[which % len(self.checkpoints)]
-        self.start(Resume(checkpoint.update, checkpoint.version, checkpoint.pending, checkpoint.next_index))
+        self.start(self.checkpoints[which % len(self.checkpoints)].resume)
 
     @invariant()
     def no_instance_runs_more_than_its_slots(self):

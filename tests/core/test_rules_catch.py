@@ -350,21 +350,39 @@ def test_a_late_answer_of_an_older_attempt_means_nothing():
     assert fold(SERIAL, story) == []
 
 
-def test_a_wait_past_its_deadline_must_be_named_each_time_it_passes():
-    def run(*tail):
-        rules = Rules(SERIAL, only=(8,))
-        for record in [*opening(2), c.Admit(4, 0, 0, 0, "i0", 0)]:
-            rules.feed(record, 0.0)
-        for record, now in tail:
-            rules.feed(record, now)
-        return [v.rule for v in rules.found]
+def late(schedule, *tail):
+    """What rule 8 says of an opening with one admitted trajectory, all at 0 s, and then of records with their times."""
+    rules = Rules(schedule, only=(8,))
+    for record, now in [*((r, 0.0) for r in (*opening(2), c.Admit(4, 0, 0, 0, "i0", 0))), *tail]:
+        rules.feed(record, now)
+    return [v.rule for v in rules.found]
 
+
+def test_a_wait_past_its_deadline_must_be_named_each_time_it_passes():
     warn = c.Warn(50, "group 0, sample 0 on i0 has not answered for 6 s")
-    assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 7.0), (e.Timer(), 8.0)) == []
-    assert run((e.Timer(), 6.0), (e.Timer(), 7.0)) == [8]
-    assert run((e.Timer(), 6.0), (replace(warn, message="something is late"), 6.0), (e.Timer(), 7.0)) == [8]
-    assert run((e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 11.5), (e.Timer(), 12.0)) == [8]
-    assert run((done(4, 0, 0), 1.0), (c.RequestPrompts(9, 1), 1.0), (e.Timer(), 6.0), (e.Timer(), 7.0)) == []
+    assert late(SERIAL, (e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 7.0), (e.Timer(), 8.0)) == []
+    assert late(SERIAL, (e.Timer(), 6.0), (e.Timer(), 7.0)) == [8]
+    assert late(SERIAL, (e.Timer(), 6.0), (replace(warn, message="something is late"), 6.0), (e.Timer(), 7.0)) == [8]
+    assert late(SERIAL, (e.Timer(), 6.0), (warn, 6.0), (e.Timer(), 11.5), (e.Timer(), 12.0)) == [8]
+    assert late(SERIAL, (done(4, 0, 0), 1.0), (c.RequestPrompts(9, 1), 1.0), (e.Timer(), 6.0), (e.Timer(), 7.0)) == []
+
+
+def test_moves_and_aborts_past_their_deadline_must_be_named():
+    schedule = replace(MULTIVERSION, deadlines=(("migrate", 5.0), ("abort", 5.0)))
+    for command, words in ((c.Migrate(9, ((0, 0),), "i0", "i1", 0), "instance i1"), (c.Abort(9, 0, 0, 0, "i0", "stale"), "group 0")):
+        assert late(schedule, (command, 1.0), (e.Timer(), 6.0), (c.Warn(50, f"{words} is late"), 6.0), (e.Timer(), 7.0)) == []
+        assert late(schedule, (command, 1.0), (e.Timer(), 6.0), (e.Timer(), 7.0)) == [8]
+
+
+def test_having_no_instance_past_its_deadline_must_be_named_too():
+    schedule = replace(SERIAL, deadlines=(("instances", 5.0),))
+    gone, back, timer = e.InstanceLost("i0", "gone"), up(), e.Timer()
+    warn = c.Warn(50, "instances: the pool has owed an instance (none is up) for 6.0 s")
+    assert late(schedule, (gone, 1.0), (timer, 5.0), (timer, 6.0), (warn, 6.0), (timer, 7.0)) == []
+    assert late(schedule, (gone, 1.0), (timer, 6.0), (timer, 7.0)) == [8]
+    again = ((back, 4.0), (c.LoadWeights(9, "i0", 0), 4.0), (timer, 6.0), (gone, 7.0))
+    assert late(schedule, (gone, 1.0), *again, (timer, 11.0), (timer, 11.5)) == []
+    assert late(schedule, (gone, 1.0), *again, (timer, 12.0), (timer, 12.5)) == [8]
 
 
 def test_no_instance_is_a_wait_that_the_pool_owns():

@@ -41,6 +41,14 @@ def advance(planner, step):
     return done
 
 
+def submitted(planner, work):
+    """Submit what fits alone; the length of each such job by its number."""
+    fits = {n: w for n, w in enumerate(work) if planner.refusal(w[0][1], w[1] + w[2]) is None}
+    for number, (prompt, length, slack) in fits.items():
+        planner.submit(job(number, prompt, length, length + slack))
+    return {number: length for number, (_, length, _) in fits.items()}
+
+
 works = st.lists(st.tuples(st.tuples(st.integers(0, 4), st.integers(1, 9)), st.integers(1, 14), st.integers(0, 6)), min_size=1, max_size=25)
 
 
@@ -48,12 +56,7 @@ works = st.lists(st.tuples(st.tuples(st.integers(0, 4), st.integers(1, 9)), st.i
 @given(works, st.integers(2, 14), st.integers(1, 6), st.integers(1, 3), st.integers(1, 12))
 def test_every_job_that_fits_alone_ends_once_with_all_its_tokens_and_nothing_leaks(work, pages, slots, size, prefill_tokens):
     planner, pool = scheduler(pages, slots, size, prefill_tokens)
-    expected = {}
-    for number, (prompt, length, slack) in enumerate(work):
-        if planner.refusal(prompt[1], length + slack) is None:
-            planner.submit(job(number, prompt, length, length + slack))
-            expected[number] = length
-    ended = []
+    expected, ended = submitted(planner, work), []
     for _ in range(5000):
         oldest = planner.running[0] if planner.running else None
         step = planner.plan()
@@ -73,12 +76,7 @@ def test_every_job_that_fits_alone_ends_once_with_all_its_tokens_and_nothing_lea
 @given(works, st.integers(4, 14), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24)), max_size=10))
 def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, pages, aborts):
     planner, pool = scheduler(pages, 4)
-    expected = {}
-    for number, (prompt, length, slack) in enumerate(work):
-        if planner.refusal(prompt[1], length + slack) is None:
-            planner.submit(job(number, prompt, length, length + slack))
-            expected[number] = length
-    ended = []
+    expected, ended = submitted(planner, work), []
     for now in range(2000):
         ended += advance(planner, planner.plan())
         for at, number in aborts:

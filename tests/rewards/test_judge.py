@@ -12,10 +12,9 @@ import pytest
 
 from paceline.config.schema import RewardConfig, TaskConfig
 from paceline.ports.fakes.data import ByteTokenizer, ComputedReward, ConstantReward, MemoryTask
-from paceline.rewards import Judge, Part, check_golds, load_judge
-from paceline.rewards.resolve import resolve
+from paceline.rewards import Judge, Part, load_judge
 from paceline.rewards.verifiers import TaskReward
-from paceline.rewards.worker import FACTORY, JudgeBody, create
+from paceline.rewards.worker import JudgeBody, create
 from paceline.tasks import load
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Trajectory
@@ -131,16 +130,20 @@ def test_a_reward_that_cannot_be_built_is_a_configuration_error(settings: dict[s
         load_judge([RewardConfig(**settings)])
 
 
+def check(task: MemoryTask) -> None:
+    load_judge([RewardConfig()]).check(task.prompt(position) for position in range(len(task)))
+
+
 def test_bad_golds_are_found_before_anything_is_generated() -> None:
     task = MemoryTask([("1+1", "2"), ("name", "two"), ("2+2", None), ("3+3", "6")])
     with pytest.raises(RewardError, match=r"2 rows cannot be judged:\nrow 1 of memory, reward numeric: gold 'two' .*\nrow 2 .*gold_column"):
-        check_golds(task, load_judge([RewardConfig()]))
-    check_golds(MemoryTask([("1+1", "2")]), load_judge([RewardConfig()]))
+        check(task)
+    check(MemoryTask([("1+1", "2")]))
 
 
 def test_a_long_list_of_bad_golds_is_cut_and_counted() -> None:
     with pytest.raises(RewardError, match=r"15 rows cannot be judged(?s:.*)\.\.\. and 5 more$"):
-        check_golds(MemoryTask([("q", "x")] * 15), load_judge([RewardConfig()]))
+        check(MemoryTask([("q", "x")] * 15))
 
 
 def test_the_own_scorer_of_a_task_judges_what_stands_in_the_answer_tag() -> None:
@@ -211,7 +214,7 @@ def test_a_worker_body_scores_and_checks_and_names_plug_in_and_row(tmp_path: Pat
 def test_a_worker_builds_the_task_scorer_from_its_name() -> None:
     config = TaskConfig(name="chain_sum", size=3, parameters={"min_terms": 2, "max_terms": 2})
     task = load(config, ByteTokenizer(), seed=0, max_prompt_tokens=500)
-    body: JudgeBody = resolve(FACTORY)(
+    body: JudgeBody = create(
         rewards=[RewardConfig(kind="task", arguments={"answer": "number"}).model_dump()],
         scorer="paceline.tasks.gym:scorer",
         scorer_arguments={"name": config.name, "parameters": config.parameters},

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config.schema import TaskConfig
 from paceline.ports.fakes.data import ByteTokenizer
-from paceline.tasks import RowTask, excluding, load
+from paceline.tasks import RowTask, load
 from paceline.tasks.gym import scorer
 from paceline.types.errors import ConfigError, DataError
 
@@ -39,7 +39,7 @@ def test_rows_of_the_training_task_are_left_out_of_a_held_out_one_and_counted() 
     train, evaluation = sums(), sums(seed=20)
     shared = {train.prompt(i).text for i in range(len(train))} & {evaluation.prompt(i).text for i in range(len(evaluation))}
     assert shared
-    held_out = excluding(evaluation, train)
+    held_out = evaluation.excluding({train.prompt(i).text for i in range(len(train))})
     assert len(held_out) == len(evaluation) - len(shared)
     assert held_out.counts["excluded"] == len(shared)
     assert shared.isdisjoint(held_out.prompt(i).text for i in range(len(held_out)))
@@ -47,7 +47,7 @@ def test_rows_of_the_training_task_are_left_out_of_a_held_out_one_and_counted() 
 
 def test_a_held_out_task_without_rows_of_its_own_is_refused() -> None:
     with pytest.raises(DataError, match=r"no rows left.*excluded"):
-        excluding(sums(), sums())
+        sums().excluding({sums().prompt(i).text for i in range(len(sums()))})
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_wrong_generator_or_parameter_is_named_with_what_exists(settings: dict
 def test_tasks_and_rewards_load_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from paceline.ports.fakes.data import ByteTokenizer; from paceline.config.schema import TaskConfig, RewardConfig;"
-        "from paceline.tasks import load; from paceline.rewards import load_judge, check_golds;"
+        "from paceline.tasks import load; from paceline.rewards import load_judge;"
         "task = load(TaskConfig(name='chain_sum', size=3), ByteTokenizer(), seed=0, max_prompt_tokens=500);"
-        "check_golds(task, load_judge([RewardConfig()]));"
+        "load_judge([RewardConfig()]).check(task.prompt(i) for i in range(len(task)));"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

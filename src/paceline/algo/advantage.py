@@ -41,17 +41,20 @@ def advantages(
     """
     _check(kind, std, eps)
     if isinstance(rewards, torch.Tensor):
-        if rewards.ndim != 2:
-            raise ValueError(f"rewards must be [groups, samples], got shape {tuple(rewards.shape)}")
-        rows = advantages(rewards.tolist(), kind=kind, std=std, eps=eps)
-        shaped = torch.stack(rows) if rows else torch.zeros(rewards.shape, dtype=torch.float64)
-        return shaped.to(rewards.dtype if rewards.is_floating_point() else torch.float64).to(rewards.device)
-    groups = [torch.tensor([float(reward) for reward in group], dtype=torch.float64) for group in rewards]
+        return _of_tensor(rewards, kind, std, eps)
+    groups = [torch.tensor(list(map(float, group)), dtype=torch.float64) for group in rewards]
     if any(group.numel() == 0 for group in groups):
         raise ValueError("a group without samples has no advantages; leave it out")
-    everything = torch.cat(groups) if groups else torch.zeros(0, dtype=torch.float64)
-    batch = _deviation(everything, std) if kind == "batch_std" else 0.0
+    batch = _deviation(torch.cat(groups), std) if groups and kind == "batch_std" else 0.0
     return [_one(group, kind, std, eps, batch) for group in groups]
+
+
+def _of_tensor(rewards: torch.Tensor, kind: Kind, std: Deviation, eps: float) -> torch.Tensor:
+    if rewards.ndim != 2:
+        raise ValueError(f"rewards must be [groups, samples], got shape {tuple(rewards.shape)}")
+    rows = advantages(rewards.tolist(), kind=kind, std=std, eps=eps)
+    shaped = torch.stack(rows) if rows else torch.zeros(rewards.shape, dtype=torch.float64)
+    return shaped.to(rewards.dtype if rewards.is_floating_point() else torch.float64).to(rewards.device)
 
 
 def _one(rewards: torch.Tensor, kind: Kind, std: Deviation, eps: float, batch: float) -> torch.Tensor:

@@ -56,11 +56,9 @@ def policy_loss(
     ValueError for options without meaning and for shapes that do not fit.
     """
     check_options(clip_low, clip_high, dual_clip, aggregation, constant_length, ratio, kl, kl_weight)
-    if kl_weight > 0 and reference_logp is None:
-        raise ValueError(f"kl_weight {kl_weight} needs reference_logp")
     sequence = sequence_of_tokens(logp, segments)
     keep = mask.bool()
-    if keep.shape != logp.shape or behaviour_logp.shape != logp.shape:
+    if not keep.shape == logp.shape == behaviour_logp.shape:
         raise ValueError(f"logp {tuple(logp.shape)}, behaviour_logp {tuple(behaviour_logp.shape)} and mask {tuple(mask.shape)} must agree")
     sequence, policy, behaviour = sequence[keep], logp[keep], behaviour_logp[keep]
     scores = _per_token(advantages, keep, sequence, segments)
@@ -69,15 +67,14 @@ def policy_loss(
     per_token = clipped_surrogate(ratios, scores.to(policy.dtype), clip_low, clip_high, dual_clip)
     metrics = _metrics(per_token.detach(), ratios.detach(), policy.detach() - behaviour, scores, clip_low, clip_high)
     if reference_logp is not None and kl != "none":
-        learner = policy if kl_logp is None else kl_logp[keep]
-        reference = reference_logp[keep]
+        learner, reference = policy if kl_logp is None else kl_logp[keep], reference_logp[keep]
         metrics["kl"] = _mean(kl_estimate(learner.detach(), reference, kl))
         if kl_weight > 0:
-            penalty = kl_penalty(learner, reference, kl)
-            per_token = per_token + kl_weight * (penalty if kl_sequences is None else penalty * kl_sequences[sequence])
-    total = aggregate(per_token, sequence, counts, aggregation)
+            per_token = per_token + kl_weight * _penalty(learner, reference, kl, kl_sequences, sequence)
+    elif kl_weight > 0:
+        raise ValueError(f"kl_weight {kl_weight} needs reference_logp")
     divisor = denominators(counts, constant_length)[aggregation] if denominator is None else denominator
-    return PolicyLoss(total / divisor if divisor else total, metrics)
+    return PolicyLoss(aggregate(per_token, sequence, counts, aggregation, divisor), metrics)
 
 
 def sequence_of_tokens(logp: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor:
@@ -98,6 +95,12 @@ def _per_token(advantages: torch.Tensor, keep: torch.Tensor, sequence: torch.Ten
     if advantages.ndim != 1 or (segments is None and len(advantages) != len(keep)) or bool((sequence >= len(advantages)).any()):
         raise ValueError(f"advantages must hold one value per sequence, got shape {tuple(advantages.shape)} for logp {tuple(keep.shape)}")
     return advantages[sequence]
+
+
+def _penalty(learner: torch.Tensor, reference: torch.Tensor, kind: KL, only: torch.Tensor | None, sequence: torch.Tensor) -> torch.Tensor:
+    """KL penalty of the kept tokens [N], 0 outside the sequences `only` [S] bool."""
+    penalty = kl_penalty(learner, reference, kind)
+    return penalty if only is None else penalty * only[sequence]
 
 
 def importance_ratio(
@@ -121,11 +124,12 @@ def clipped_surrogate(
     return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
 
 
-def aggregate(per_token: torch.Tensor, sequence: torch.Tensor, counts: torch.Tensor, kind: Aggregation) -> torch.Tensor:
-    """Raw sum, a scalar: over tokens, or over the means of the sequences (`sequence`). Divide by `denominators(...)[kind]`."""
+def aggregate(per_token: torch.Tensor, sequence: torch.Tensor, counts: torch.Tensor, kind: Aggregation, divisor: float) -> torch.Tensor:
+    """Sum over tokens, or over the means of the sequences (`sequence`), by `divisor` (see `denominators`); 0 of nothing, a scalar."""
     if kind == "sequence":
         per_token = per_token / counts[sequence]
-    return per_token.sum()
+    total = per_token.sum()
+    return total / divisor if divisor else total
 
 
 def denominators(counts: torch.Tensor, constant_length: int | None = None) -> dict[Aggregation, int]:

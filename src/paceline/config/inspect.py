@@ -51,11 +51,14 @@ def model_shape(path: str) -> ModelShape | None:
     """
     if path in PACKAGED:
         return PACKAGED[path]
-    if not Path(path).is_dir():
-        if _HUB_ID.fullmatch(path):
-            return None
-        raise ModelError(f"model.path = {path}: no such directory, nor a packaged model ({', '.join(PACKAGED)}) or a hub id")
-    file = Path(path) / "config.json"
+    if Path(path).is_dir():
+        return _read_shape(Path(path) / "config.json")
+    if _HUB_ID.fullmatch(path):
+        return None
+    raise ModelError(f"model.path = {path}: no such directory, nor a packaged model ({', '.join(PACKAGED)}) or a hub id")
+
+
+def _read_shape(file: Path) -> ModelShape | None:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         sizes = config.get("text_config", config)

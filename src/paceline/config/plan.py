@@ -11,6 +11,7 @@ from typing import Literal
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
 from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
+from paceline.core.presets import DEADLINES
 from paceline.core.schedule import Schedule
 
 
@@ -106,9 +107,8 @@ def _buffer(s: ScheduleConfig) -> int:
 
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
     """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
-    answer = config.pool.answer_timeout_s
-    waits = ("admit", "dispatch", "publish", "load", "evaluate", "checkpoint", "prompts")
-    return (*((kind, answer) for kind in waits), ("materialize", sum(reward.timeout_s for reward in config.reward)))
+    answers = dict.fromkeys(DEADLINES, config.pool.answer_timeout_s)
+    return tuple((answers | {"materialize": sum(reward.timeout_s for reward in config.reward)}).items())
 
 
 def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:

@@ -30,17 +30,15 @@ class Admission:
         most = UNLIMITED if self.frontier is None else self.frontier * self._m.schedule.group_size
         while not self.closed and self._m.groups.flying < most:
             group = self._m.groups.next_waiting(lane) or self._next_fresh(lane)
-            instance = self._m.fleet.pick(lane, group.home) if group else None
-            if group is None or instance is None:
+            if group is None:
+                return
+            instance = self._m.fleet.pick(lane, group.home)
+            if instance is None:
                 return
             version = self._weights(instance, lane)
             if not self._may_enter(group, instance, version):
                 return
-            if group.state == "fresh":
-                self._m.groups.start(group, version, lane)
-            elif version < group.version:
-                self._m.groups.reversion(group, version)
-            self._admit(group, instance, version)
+            self._admit(group, instance, version, lane)
 
     def _next_fresh(self, lane: int) -> Group | None:
         groups = self._m.groups
@@ -67,8 +65,12 @@ class Admission:
             return m.pace.fits(m.groups.counts, range(version, counted), newest, m.issued, m.given)
         return newest - version <= m.schedule.staleness
 
-    def _admit(self, group: Group, instance: Instance, version: int) -> None:
+    def _admit(self, group: Group, instance: Instance, version: int, lane: int) -> None:
         m = self._m
+        if group.state == "fresh":
+            m.groups.start(group, version, lane)
+        elif version < group.version:
+            m.groups.reversion(group, version)
         sample = group.samples[group.waiting.pop()]
         if group.waiting:
             m.groups.queue(group)

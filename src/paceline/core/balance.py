@@ -11,13 +11,14 @@ def apportion(instances: int, work: Sequence[tuple[int, int]]) -> dict[int, int]
     The shares add up to `instances`. Every version keeps one while there are as many instances as versions; with fewer, the oldest
     get one each. What is left goes by largest remainder (of equal ones, to the older version).
     """
-    shares = {version: 1 if place < instances else 0 for place, (version, _) in enumerate(work)}
-    spare = instances - len(work)
-    total = sum(amount for _, amount in work)
+    amounts = dict(work)
+    shares = {version: int(place < instances) for place, version in enumerate(amounts)}
+    spare = instances - len(amounts)
+    total = sum(amounts.values())
     if spare <= 0 or not total:
         return shares
     # Ideal shares of all instances; those whose ideal is below the guaranteed one take no part in the rest.
-    above = {version: max(0.0, instances * amount / total - 1) for version, amount in work}
+    above = {version: max(0.0, instances * amount / total - 1) for version, amount in amounts.items()}
     scale = spare / sum(above.values())
     exact = {version: extra * scale for version, extra in above.items()}
     for version, extra in exact.items():

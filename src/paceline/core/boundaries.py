@@ -75,12 +75,17 @@ class Boundaries:
             self._due = False
             self._checkpoint()
         elif self.over:
-            if self._loading.evaluate_last():
-                done = m.update >= m.schedule.total_updates
-                self._leave(f"{m.update} updates are done" if done else f"the data ended after {m.update} updates")
+            self._finish()
         elif self._training.dispatch() and self._drains and m.issued == m.schedule.updates_per_publish:
             # A publish is due: what starts now would only delay the instances' next weights.
             self._placement.all_to(m.versions.newest + 1)
+
+    def _finish(self) -> None:
+        """No update follows: leave once the last version has been evaluated."""
+        m = self._m
+        if self._loading.evaluate_last():
+            done = m.update >= m.schedule.total_updates
+            self._leave(f"{m.update} updates are done" if done else f"the data ended after {m.update} updates")
 
     def _open_round(self) -> None:
         m, s = self._m, self._m.schedule

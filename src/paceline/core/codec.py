@@ -23,6 +23,7 @@ SCHEMA = 1
 Reader = Callable[[Any], Any]
 T = TypeVar("T")
 
+_SCALARS = frozenset((int, str, bool, NoneType))
 EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 COMMANDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Command)}
 
@@ -65,7 +66,7 @@ def loads(text: str | bytes) -> Event | Command:
 
 def _plain(value: Any) -> Any:
     kind = type(value)
-    if kind is int or kind is str or kind is bool or value is None:
+    if kind in _SCALARS:
         return value
     if kind is float:
         return value if math.isfinite(value) else repr(value)

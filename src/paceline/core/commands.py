@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.core.schedule import Resume
+
 TrajectoryKey = tuple[int, int]
 """(group, sample)."""
 
@@ -157,6 +159,11 @@ class Checkpoint:
     """Data-order indices requested and not terminal: a resume generates them again, before any new one."""
     next_index: int
     """First data-order index never requested."""
+
+    @property
+    def resume(self) -> Resume:
+        """Where a lineage that restores this checkpoint starts."""
+        return Resume(self.update, self.version, self.pending, self.next_index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Fleet:
     def aim(self, instance: Instance, versions: tuple[int, ...]) -> None:
         """Say which versions an instance is meant to serve."""
         for version in instance.target:
-            _decrement(self.assigned, version)
+            decrement(self.assigned, version)
         for version in versions:
             self.assigned[version] = self.assigned.get(version, 0) + 1
         instance.target = versions
@@ -84,7 +84,7 @@ class Fleet:
     def drop(self, instance: Instance, version: int) -> None:
         """An instance serves a version no longer."""
         del instance.held[version]
-        _decrement(self.holders, version)
+        decrement(self.holders, version)
         self._versions.release(version)
         self._left(instance, version)
 
@@ -101,22 +101,31 @@ class Fleet:
 
     def refresh(self, instance: Instance) -> None:
         """Recompute the lanes of an instance after its weights, aim or heat changed."""
-        stays = [v for v in instance.held if v in instance.target and v != instance.replaces]
-        served = () if instance.hot else tuple(sorted({self.lane_of(v) for v in stays}))
+        served = self._served(instance)
         for lane in instance.lanes:
-            _decrement(self.sizes, lane)
+            decrement(self.sizes, lane)
             if lane not in self.sizes and lane not in served:
                 del self._heaps[lane]
         for lane in served:
             self._heaps.setdefault(lane, [])
             self.sizes[lane] = self.sizes.get(lane, 0) + 1
         instance.lanes = served
+        if self._pinned:
+            self._note_leaving(instance)
+        self._offer(instance)
+
+    def _served(self, instance: Instance) -> tuple[int, ...]:
+        """Lanes of the versions that an instance serves and is meant to keep; none while it is hot."""
+        if instance.hot:
+            return ()
+        return tuple(sorted({self.lane_of(v) for v in instance.held if v in instance.target and v != instance.replaces}))
+
+    def _note_leaving(self, instance: Instance) -> None:
         for version, used in instance.held.items():
-            if used and self._pinned and version not in instance.target:
+            if used and version not in instance.target:
                 self.leaving.setdefault(version, {})[instance] = None
             else:
                 self._left(instance, version)
-        self._offer(instance)
 
     def _offer(self, instance: Instance) -> None:
         if not instance.free:
@@ -172,7 +181,8 @@ class Fleet:
             self._offer(instance)
 
 
-def _decrement(counts: dict[int, int], key: int) -> None:
+def decrement(counts: dict[int, int], key: int) -> None:
+    """One less of `key`, which is forgotten at 0."""
     left = counts[key] - 1
     if left:
         counts[key] = left

@@ -68,22 +68,31 @@ class Loading:
         m = self._m
         if instance.loading is not None or self._blocked() or m.leaving is not None:
             return
-        for version in instance.target:
-            if version not in instance.held and m.versions.stored(version):
-                break
-        else:
+        version = self._missing(instance)
+        if version is None:
             return
         replaces: int | None = None
-        unfinished: Literal["none", "keep", "recompute"] = "none"
         if len(instance.held) >= self._places(instance):
             replaces = self._replaceable(instance)
             if replaces is None:
                 return
-            if instance.held[replaces] and m.schedule.at_publish != "drain":
-                unfinished = m.schedule.at_publish
         m.fleet.begin_load(instance, version, replaces)
         command = self._load_of[instance.name] = m.out.next_id()
-        m.out.ask(LoadWeights(command, instance.name, version, unfinished, replaces))
+        m.out.ask(LoadWeights(command, instance.name, version, self._unfinished(instance, replaces), replaces))
+
+    def _missing(self, instance: Instance) -> int | None:
+        """The first version that an instance is meant to serve, does not, and could load."""
+        for version in instance.target:
+            if version not in instance.held and self._m.versions.stored(version):
+                return version
+        return None
+
+    def _unfinished(self, instance: Instance, replaces: int | None) -> Literal["none", "keep", "recompute"]:
+        """What becomes of the work under the version that makes way."""
+        at_publish = self._m.schedule.at_publish
+        if replaces is None or not instance.held[replaces] or at_publish == "drain":
+            return "none"
+        return at_publish
 
     def _places(self, instance: Instance) -> int:
         return instance.info.versions_held if self._m.traits.balanced else 1

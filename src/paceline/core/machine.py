@@ -216,19 +216,14 @@ class Machine:
                 self._placement.settle(instance)
 
     def _on_aborted(self, event: ev.Aborted) -> None:
-        self._free_aborted(event.command)
-
-    def _free_aborted(self, command: int) -> None:
-        instance = self._serving.aborted(command)
+        instance = self._serving.aborted(event.command)
         if instance is not None:
             self._progress()
             self._placement.settle(instance)
 
     def _on_evaluated(self, event: ev.Evaluated) -> None:
-        if self._m.out.close(Evaluate, event.command) is not None:
-            self._after_evaluation()
-
-    def _after_evaluation(self) -> None:
+        if self._m.out.close(Evaluate, event.command) is None:
+            return
         if self._m.traits.balanced:
             self._placement.rebalance()
         else:
@@ -287,26 +282,28 @@ class Machine:
         self._progress()
 
     def _on_command_failed(self, event: ev.CommandFailed) -> None:
-        kind = self._m.out.kind_of(event.command)
-        if kind in (Dispatch, Publish, Checkpoint, RequestPrompts):
-            self._boundaries.stop(f"{kind.__name__} failed: {event.error}", ok=False)
-        elif kind is Materialize:
-            self._serving.unrewarded(event.command, event.error)
+        command, error = self._m.out.find_any(event.command), event.error
+        if isinstance(command, Dispatch | Publish | Checkpoint | RequestPrompts):
+            self._boundaries.stop(f"{type(command).__name__} failed: {error}", ok=False)
+        elif isinstance(command, Materialize):
+            self._serving.unrewarded(command.id, error)
             self._progress()
-        elif kind is Evaluate:
-            self._m.out.close(Evaluate, event.command)
-            self._m.out.warn(f"evaluation failed: {event.error}")
-            self._after_evaluation()
-        elif kind is LoadWeights:
-            load = self._m.out.find(LoadWeights, event.command)
-            assert load is not None
-            self._m.out.warn(f"instance {load.instance} could not serve version {load.version}: {event.error}")
-            self._on_lost(ev.InstanceLost(load.instance, event.error))
-        elif kind is Migrate:
-            self._on_migrated(ev.Migrated(event.command, ()))
-        elif kind is Abort:
-            self._free_aborted(event.command)
-        elif kind is Admit:
-            admit = self._m.out.find(Admit, event.command)
-            assert admit is not None
-            self._on_failed(ev.TrajectoryFailed(admit.id, admit.group, admit.sample, admit.attempt, admit.instance, event.error))
+        elif isinstance(command, Evaluate):
+            self._m.out.warn(f"evaluation failed: {error}")
+            self._on_evaluated(ev.Evaluated(command.id))
+        elif command is not None:
+            if isinstance(command, LoadWeights):
+                self._m.out.warn(f"instance {command.instance} could not serve version {command.version}: {error}")
+            answer = _answer_of_failed(command, error)
+            self._handlers[type(answer)](answer)
+
+
+def _answer_of_failed(command: LoadWeights | Migrate | Abort | Admit, error: str) -> ev.Event:
+    """The event that the failure of a command amounts to."""
+    if isinstance(command, LoadWeights):
+        return ev.InstanceLost(command.instance, error)
+    if isinstance(command, Migrate):
+        return ev.Migrated(command.id, ())
+    if isinstance(command, Abort):
+        return ev.Aborted(command.id)
+    return ev.TrajectoryFailed(command.id, command.group, command.sample, command.attempt, command.instance, error)

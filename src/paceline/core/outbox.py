@@ -135,11 +135,11 @@ class Outbox:
         entry = self._open[kind].get(command)
         return None if entry is None else cast(C, entry[0])
 
-    def kind_of(self, command: int) -> type[Any] | None:
-        """Kind of an open command."""
-        for kind, entries in self._open.items():
+    def find_any(self, command: int) -> Any:
+        """The open command of this id, whatever its kind, left open; None when it is unknown."""
+        for entries in self._open.values():
             if command in entries:
-                return kind
+                return entries[command][0]
         return None
 
     def since(self, kind: type[Any], command: int) -> float:

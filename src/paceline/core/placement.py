@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import islice
 from math import ceil
+from typing import NamedTuple
 
 from paceline.core.balance import apportion
 from paceline.core.commands import Migrate
 from paceline.core.events import InstanceReport, Migrated
+from paceline.core.fleet import decrement
 from paceline.core.intake import Intake
 from paceline.core.loading import Loading
 from paceline.core.records import Instance, Sample
 from paceline.core.serving import Serving
 from paceline.core.state import Machinery
+
+
+class _Move(NamedTuple):
+    """A trajectory on its way to another instance, as it was when the migration was commanded."""
+
+    sample: Sample
+    admission: int
+    attempt: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether the attempt still counts as running."""
+        return self.sample.command == self.admission
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the attempt was lost or aborted meanwhile."""
+        return self.sample.attempt != self.attempt or self.sample.group.state == "gone"
 
 
 class Placement:
@@ -22,8 +44,8 @@ class Placement:
         self._intake = intake
         self._loading = loading
         self._serving = serving
-        self._moves: dict[int, tuple[Instance, list[tuple[Sample, int, int]]]] = {}
-        """Open migrations: the target, where each has a slot reserved, and the samples with the admission and attempt that move."""
+        self._moves: dict[int, tuple[Instance, list[_Move]]] = {}
+        """Open migrations: the target, where each trajectory has a slot reserved, and what moves."""
         self._goal = shared.versions.newest
         """Version that the whole fleet is meant to serve, unless several live side by side."""
 
@@ -54,44 +76,42 @@ class Placement:
 
     def _reassign(self, single: list[Instance], shares: dict[int, int]) -> None:
         """Aim instances so that each version has its share: those that give are the ones that lose least by it."""
-        by_version: dict[int, list[Instance]] = {}
+        by_version: dict[int, list[Instance]] = defaultdict(list)
         for instance in single:
-            by_version.setdefault(instance.target[0] if instance.target else -1, []).append(instance)
-        lacking = {v: n - len(by_version.get(v, ())) for v, n in shares.items() if n > len(by_version.get(v, ()))}
+            by_version[_meant(instance)].append(instance)
+        lacking = {v: n - len(by_version[v]) for v, n in shares.items() if n > len(by_version[v])}
         givers: list[Instance] = []
         for version, group in by_version.items():
-            # One that is loading finishes that first: otherwise short periods could keep it loading for ever.
-            free = [i for i in group if i.loading is None]
-            free.sort(key=lambda i: (lacking.keys().isdisjoint(i.held), len(i.jobs), i.index))
-            givers += free[: max(0, len(group) - shares.get(version, 0))]
+            givers += _spare(group, len(group) - shares.get(version, 0), lacking)
         # Those that still serve what is lacking come first: their work stays where it is. For the others, the oldest version first.
         for instance in sorted(givers, key=lambda i: lacking.keys().isdisjoint(i.held)):
-            if lacking:
-                version = min(lacking.keys() & instance.held.keys(), default=min(lacking))
-                self._m.fleet.aim(instance, (version,))
-                lacking[version] -= 1
-                if not lacking[version]:
-                    del lacking[version]
+            if not lacking:
+                break
+            version = min(lacking.keys() & instance.held.keys(), default=min(lacking))
+            self._m.fleet.aim(instance, (version,))
+            decrement(lacking, version)
 
     def settle(self, instance: Instance) -> None:
         """An instance has nothing to do, or is new: aim it where most is lacking and load; O(live versions)."""
-        m = self._m
-        fleet = m.fleet
-        if m.traits.balanced:
-            live = self._work()
-            held = instance.info.versions_held
-            if held > 1:
-                fleet.aim(instance, _side_by_side([v for v, _ in live], held))
-            else:
-                # Instances that serve several versions at once count for each; they only make the others' shares safer.
-                shares = apportion(len(fleet.instances), live)
-                present = instance.target[0] if instance.target else -1
-                if fleet.assigned.get(present, 0) > shares.get(present, 0) or present < 0:
-                    lacking = [v for v in shares if shares[v] > fleet.assigned.get(v, 0)]
-                    fleet.aim(instance, (min(lacking, default=m.versions.available),))
+        if self._m.traits.balanced:
+            self._aim_at_work(instance)
         elif not instance.target:
-            fleet.aim(instance, (self._goal,))
+            self._m.fleet.aim(instance, (self._goal,))
         self._loading.load(instance)
+
+    def _aim_at_work(self, instance: Instance) -> None:
+        fleet = self._m.fleet
+        live = self._work()
+        held = instance.info.versions_held
+        if held > 1:
+            fleet.aim(instance, _side_by_side([v for v, _ in live], held))
+            return
+        # Instances that serve several versions at once count for each; they only make the others' shares safer.
+        shares = apportion(len(fleet.instances), live)
+        present = _meant(instance)
+        if present < 0 or fleet.assigned.get(present, 0) > shares.get(present, 0):
+            lacking = [v for v in shares if shares[v] > fleet.assigned.get(v, 0)]
+            fleet.aim(instance, (min(lacking, default=self._m.versions.available),))
 
     def _work(self) -> list[tuple[int, int]]:
         """Live versions with their unfinished trajectories, oldest first; the newest with those that may still start on it."""
@@ -121,28 +141,27 @@ class Placement:
         if hot != instance.hot:
             instance.hot = hot
             m.fleet.refresh(instance)
-        if hot and instance.info.exports_kv:
-            surplus = ceil(len(instance.jobs) * (1 - m.schedule.high_kv_use / share))
+        if hot:
+            self._shed(instance, 1 - m.schedule.high_kv_use / share)
+        return cooled
+
+    def _shed(self, instance: Instance, part: float) -> None:
+        """Move this part of an instance's work away, where it can be moved."""
+        if instance.info.exports_kv:
+            surplus = ceil(len(instance.jobs) * part)
             for version in sorted(instance.held):
                 self._move(instance, version, surplus)
-        return cooled
 
     def _move(self, source: Instance, lane: int, most: int) -> bool:
         """Command moves of up to `most` trajectories of a version to free slots elsewhere. False when the free slots ran out."""
         fleet = self._m.fleet
         moves: dict[Instance, list[Sample]] = {}
         found_room = True
-        for sample in source.jobs:
-            # Those on their way out stand at the end.
-            if not most or sample.moving or sample.group.state == "gone":
-                break
-            if sample.version != lane:
-                continue
+        for sample in islice(source.staying(lane), most):
             target = fleet.pick(lane, None)
             if target is None or target is source or not target.info.exports_kv:
                 found_room = False
                 break
-            most -= 1
             fleet.occupy(target, lane)
             sample.moving = True
             moves.setdefault(target, []).append(sample)
@@ -155,36 +174,40 @@ class Placement:
         command = m.out.next_id()
         for sample in samples:
             source.last(sample)
-        self._moves[command] = (target, [(sample, sample.command, sample.attempt) for sample in samples])
+        self._moves[command] = (target, [_Move(sample, sample.command, sample.attempt) for sample in samples])
         keys = tuple((s.group.id, s.index) for s in samples)
         m.out.ask(Migrate(command, keys, source.name, target.name, lane))
 
     def migrated(self, event: Migrated) -> list[Instance]:
         """A migration ended: every reserved slot is used or freed. The instances whose slots changed hands."""
-        fleet = self._m.fleet
         migration = self._m.out.close(Migrate, event.command)
         if migration is None:
             return []
         moved = set(event.moved)
         assert moved <= set(migration.trajectories), f"{event!r} cannot answer {migration!r}"
-        target, samples = self._moves.pop(event.command)
-        up = fleet.instances.get(target.name) is target
+        target, moves = self._moves.pop(event.command)
         touched = {target: None}
-        for sample, admission, attempt in samples:
-            came = (sample.group.id, sample.index) in moved
-            if sample.command == admission:
+        for move in moves:
+            sample = move.sample
+            if move.runs:
                 assert sample.instance is not None
                 touched[sample.instance] = None
                 sample.moving = False
-                if came:
-                    self._arrive(sample, target if up else None)
-                    continue
-            elif came and up and (sample.attempt != attempt or sample.group.state == "gone"):
-                self._serving.abort_ghost(sample, attempt, target, migration.version)
-                continue
-            if up:
-                fleet.vacate(target, migration.version)
-        return [i for i in touched if fleet.instances.get(i.name) is i]
+            self._end_move(move, target, migration.version, (sample.group.id, sample.index) in moved)
+        return [i for i in touched if self._is_up(i)]
+
+    def _is_up(self, instance: Instance) -> bool:
+        return self._m.fleet.instances.get(instance.name) is instance
+
+    def _end_move(self, move: _Move, target: Instance, version: int, came: bool) -> None:
+        """A trajectory came to its target, or did not: its slot there is used or freed, unless the target is gone."""
+        up = self._is_up(target)
+        if came and move.runs:
+            self._arrive(move.sample, target if up else None)
+        elif came and up and move.given_up:
+            self._serving.abort_ghost(move.sample, move.attempt, target, version)
+        elif up:
+            self._m.fleet.vacate(target, version)
 
     def _arrive(self, sample: Sample, target: Instance | None) -> None:
         """A trajectory runs on the instance it moved to, or is lost with it."""
@@ -197,6 +220,19 @@ class Placement:
         self._m.fleet.vacate(source, sample.version)
         sample.instance = target
         target.jobs[sample] = None
+
+
+def _meant(instance: Instance) -> int:
+    """The version that an instance of one version is meant to serve; -1 for none."""
+    return instance.target[0] if instance.target else -1
+
+
+def _spare(group: list[Instance], count: int, lacking: dict[int, int]) -> list[Instance]:
+    """Up to `count` instances of a version that lose least by another one: those that serve a lacking one anyway, then the emptiest."""
+    # One that is loading finishes that first: otherwise short periods could keep it loading for ever.
+    free = [i for i in group if i.loading is None]
+    free.sort(key=lambda i: (lacking.keys().isdisjoint(i.held), len(i.jobs), i.index))
+    return free[: max(0, count)]
 
 
 def _side_by_side(live: list[int], held: int) -> tuple[int, ...]:

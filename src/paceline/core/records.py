@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from paceline.types.weights import InstanceInfo
@@ -39,10 +40,13 @@ class Instance:
         """Whether every slot is free."""
         return self.free == self.info.slots
 
-    @property
-    def leaving(self) -> bool:
-        """Whether trajectories run here under weights it is not meant to keep."""
-        return any(n and version not in self.target for version, n in self.held.items())
+    def staying(self, version: int) -> Iterator[Sample]:
+        """Trajectories of a version in order of admission, without those on their way out (which stand behind all others)."""
+        for sample in self.jobs:
+            if sample.moving or sample.group.state == "gone":
+                return
+            if sample.version == version:
+                yield sample
 
     def last(self, sample: Sample) -> None:
         """Let a trajectory that is on its way out stand behind all others."""

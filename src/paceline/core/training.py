@@ -30,14 +30,17 @@ class Training:
         if not count and not m.accumulated:
             return False
         batch = m.groups.batch(count)
-        self.blocked_by = None
-        if m.traits.paced:
-            self.blocked_by = m.pace.blocked(m.groups.counts, batch, m.versions.newest, m.issued, len(m.accumulated))
+        self.blocked_by = self._blocked(batch)
         if self.blocked_by is not None:
             return False
-        step = len(m.accumulated) + count == m.schedule.groups_per_update or (last and count == m.groups.ready)
-        self._send(batch, step)
+        self._send(batch, final=last and count == m.groups.ready)
         return True
+
+    def _blocked(self, batch: list[int]) -> int | None:
+        m = self._m
+        if not m.traits.paced:
+            return None
+        return m.pace.blocked(m.groups.counts, batch, m.versions.newest, m.issued, len(m.accumulated))
 
     def _threshold(self) -> int:
         """Trainable groups that must be there at the start of a publish period."""
@@ -46,15 +49,19 @@ class Training:
             return min(m.schedule.groups_per_publish, m.needed)
         return 0
 
-    def _send(self, batch: list[int], step: bool) -> None:
+    def _send(self, batch: list[int], final: bool) -> None:
+        """Dispatch the oldest groups of these versions; with a step when the update is full, or nothing follows."""
         m = self._m
         newest, updates = m.versions.newest, m.versions.updates
-        groups = [m.groups.pop(version) for version in batch]
+        groups = []
+        for version in batch:
+            group = m.groups.pop(version)
+            m.groups.take(group)
+            groups.append(group)
         stale = tuple(newest - version for version in batch)
         behind = tuple(m.update - updates[version] for version in batch)
-        for group in groups:
-            m.groups.take(group)
         m.accumulated += groups
+        step = final or len(m.accumulated) == m.schedule.groups_per_update
         ids, whole = tuple(g.id for g in groups), tuple(g.id for g in m.accumulated)
         m.out.ask(Dispatch(m.out.next_id(), ids, step, m.update + 1, whole, stale, behind))
         if step:

@@ -50,8 +50,9 @@ class Versions:
         """Versions that nobody needs any more, forgotten by this call."""
         if not self._idle or min(self._idle) >= self.available:
             return []
-        gone = sorted(v for v in self._idle if v < self.available and not self._users[v])
-        self._idle = {v for v in self._idle if v >= self.available}
+        old = {v for v in self._idle if v < self.available}
+        self._idle -= old
+        gone = sorted(v for v in old if not self._users[v])
         for version in gone:
             del self._users[version]
         return gone

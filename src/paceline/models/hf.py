@@ -196,6 +196,7 @@ def _proved_shape(model: TransformersDecoder) -> Shape:
         raise ModelError(f"{name} does not let its attention be replaced, so it cannot run packed")
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Causal attention in each text alone, whose rows stand shuffled."""
         return causal(_PROOF, call.scale or 1.0)(layer, q[back], k[back], v[back])[order]
 
     call = _Call(attend, None)

@@ -18,7 +18,8 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from paceline.models.store import put_in_place, write_tensors
+from paceline.durable import put_in_place
+from paceline.models.store import write_tensors
 from paceline.types.errors import ModelError
 
 NAME = "smollm2-135m"

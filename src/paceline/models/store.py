@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from paceline.durable import put_in_place, whole
 from paceline.models.packed import LoadedModel
 from paceline.types.errors import ModelError
 
@@ -48,25 +49,10 @@ def fingerprint(named: Named) -> str:
 def write_tensors(named: Named, path: Path, dtype: torch.dtype) -> str:
     """Write the tensors in `dtype` as one safetensors file: complete or absent, on disk when this returns. Returns their fingerprint."""
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole(path) as aside:
         save_file(tensors, aside, metadata={"format": "pt"})
         aside.chmod(0o644)
-        sync(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    sync(path.parent)
     return fingerprint(tensors.items())
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or the entries of a directory are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -150,15 +136,3 @@ def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtyp
         put_in_place(aside, directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def put_in_place(aside: Path, target: Path) -> None:
-    """Move a finished directory to `target`, on disk when this returns; an older `target` goes only after it is out of the way."""
-    for path in (*aside.iterdir(), aside):
-        sync(path)
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        target.rename(old)
-    aside.rename(target)
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

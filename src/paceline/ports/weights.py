@@ -14,14 +14,7 @@ class WeightStore(Protocol):
         """A location the trainer writes the version to."""
 
     def commit(self, ref: WeightsRef) -> str:
-        """The version is whole: from now on `location` finds it. Returns the final location."""
+        """The version is whole. Returns where receivers find it until it is retired."""
 
     def retire(self, version: int) -> None:
-        """Forget a version."""
-
-
-class Locates(Protocol):
-    """The receiving side of a store."""
-
-    def location(self, version: int) -> str:
-        """Where a committed version lies; KeyError naming the versions held otherwise."""
+        """Forget a version; one that is not there is no error."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from paceline.config.schema import RewardConfig
-from paceline.ports.data import Reward, Task
+from paceline.ports.data import Reward
 from paceline.rewards.answers import Verifier
 from paceline.rewards.functions import FunctionReward, Loop, Starts
 from paceline.rewards.resolve import resolve
@@ -109,11 +109,6 @@ def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None,
     loop = Loop()
     parts = [Part(_reward(config, scorer, loop), config.weight, config.outcome) for config in configs]
     return Judge(parts, permute_seed=permute_seed, loop=loop)
-
-
-def check_golds(task: Task, judge: Judge) -> None:
-    """Check every row of a task before anything is generated; RewardError lists those that the judge's rewards cannot use."""
-    judge.check(task.prompt(position) for position in range(len(task)))
 
 
 def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:

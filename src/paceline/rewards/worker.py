@@ -10,9 +10,6 @@ from paceline.rewards.judge import Judge, load_judge
 from paceline.rewards.resolve import resolve
 from paceline.types.errors import RewardError
 
-FACTORY = "paceline.rewards.worker:create"
-"""For WorkerSpec.factory."""
-
 
 class JudgeBody:
     """WorkerBody over a Judge: `score(prompt, trajectories) -> ScoredGroup`, `check(prompts) -> None`."""

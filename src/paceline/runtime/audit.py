@@ -8,8 +8,8 @@ from typing import cast
 
 from paceline.core.commands import Checkpoint, Command, Stop
 from paceline.core.events import Event
+from paceline.core.replay import audit as audit_records
 from paceline.core.replay import difference, replay
-from paceline.core.rules import Rules
 from paceline.core.schedule import Resume
 from paceline.runtime.ledger import LedgerReader, Lineage, Record
 from paceline.types.results import AuditReport
@@ -35,15 +35,10 @@ def audit(ledger: Path) -> AuditReport:
                 )
             faults = (*_continues(lineage, saved), *_rules(lineage, records, whole), *_replayed(lineage, records, whole))
             violations += [f"lineage {lineage.id}: {fault}" for fault in faults]
-            saved[lineage.id] = {_resume(record.value) for record in records if isinstance(record.value, Checkpoint)}
+            saved[lineage.id] = {record.value.resume for record in records if isinstance(record.value, Checkpoint)}
     finally:
         reader.close()
     return AuditReport(events, commands, len(lineages), tuple(violations), tuple(notes))
-
-
-def _resume(command: Checkpoint) -> Resume:
-    """Where a lineage that restores this checkpoint starts."""
-    return Resume(command.update, command.version, command.pending, command.next_index)
 
 
 def _continues(lineage: Lineage, saved: Mapping[int, set[Resume]]) -> list[str]:
@@ -60,12 +55,8 @@ def _ended(records: Sequence[Record]) -> bool:
 
 
 def _rules(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
-    rules = Rules(lineage.schedule, lineage.resume)
-    for record in records:
-        rules.feed(record.value, record.now)
-    if whole:
-        rules.close()
-    return [str(violation) for violation in rules.found]
+    found = audit_records(lineage.schedule, lineage.resume, ((record.now, record.value) for record in records), whole=whole)
+    return [str(violation) for violation in found]
 
 
 def _replayed(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:

@@ -18,7 +18,6 @@ class Seat:
 
     def __init__(self, pool: Pool, spec: WorkerSpec, answer_timeout_s: float) -> None:
         self.name = spec.name
-        self.restarts = 0
         self._pool = pool
         self._spec = spec
         self._answer_timeout_s = answer_timeout_s
@@ -42,7 +41,6 @@ class Seat:
     def count_loss(self, reason: str) -> None:
         """One more loss; raises WorkerLost when there were too many in a row."""
         self._losses += 1
-        self.restarts += 1
         if self._losses > MAX_RESTARTS:
             raise WorkerLost(f"worker {self.name} was lost {self._losses} times in a row; the last time: {reason}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.core.schedule import Resume
+from paceline.durable import put_in_place, whole
 from paceline.types.errors import CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
@@ -77,7 +77,7 @@ class RunDir:
         self._lock = lock
         for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
             directory.mkdir(exist_ok=True)
-        for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `seal_checkpoint`
+        for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `put_in_place`
             final = self.checkpoints / replaced.name.removeprefix(".replaced-")
             if not final.exists():
                 replaced.rename(final)
@@ -106,14 +106,8 @@ class RunDir:
     def seal_checkpoint(self, aside: Path, info: ResumeInfo, keep_last: int) -> Path:
         """Make the checkpoint complete: durable content first, then its name. Older ones beyond `keep_last` go afterwards."""
         write_durably(aside / "resume.json", json.dumps(asdict(info), indent=1).encode())
-        sync_tree(aside)
         final = self.checkpoints / aside.name.removeprefix(".")
-        replaced = self.checkpoints / f".replaced-{final.name}"
-        if final.exists():  # the same update was checkpointed before: at every moment one of the two is whole
-            final.rename(replaced)
-        aside.rename(final)
-        sync_directory(self.checkpoints)
-        shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(aside, final)
         for old in self._complete()[:-keep_last]:
             shutil.rmtree(old)
         return final
@@ -143,27 +137,6 @@ def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: 
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file that is whole or absent: aside, fsynced, renamed."""
-    aside = path.with_name(f".{path.name}")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-    sync_directory(path.parent)
-
-
-def sync_tree(directory: Path) -> None:
-    """fsync every file and directory below `directory`, and itself."""
-    for path in sorted(directory.rglob("*"), reverse=True):
-        sync_directory(path)
-    sync_directory(directory)
-
-
-def sync_directory(path: Path) -> None:
-    """fsync a directory (or any file) by name."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write a file that is whole or absent, and on disk."""
+    with whole(path) as aside:
+        aside.write_bytes(content)

@@ -32,6 +32,13 @@ class Chooser:
         return number
 
 
+DEADLINES = (
+    *(("admit", 3.0), ("materialize", 2.0), ("load", 0.05), ("dispatch", 1.0), ("prompts", 0.005)),
+    *(("migrate", 0.02), ("abort", 0.001), ("instances", 0.5), ("groups", 1.0)),
+)
+"""Seconds that some waits of a simulated run exceed."""
+
+
 def schedule(preset: Preset, pick: Chooser) -> Schedule:
     """A legal schedule of the preset, small, with every corner value in reach: U = R, D = 1, F = 1, W = 1, S = 0, group_size = 1."""
     u = pick.upto(1, 4)
@@ -51,7 +58,7 @@ def schedule(preset: Preset, pick: Chooser) -> Schedule:
         on_failure=pick.of("drop_group", "drop_sample", "stop"),
         evaluate_every=pick.of(0, 1, 3),
         checkpoint_every=pick.of(0, 1, 2),
-        deadlines=pick.of((), (("admit", 3.0), ("materialize", 2.0), ("load", 0.05), ("dispatch", 1.0), ("prompts", 0.005))),
+        deadlines=pick.of((), DEADLINES),
     )
     return {"serial": _serial, "pipelined": _pipelined, "streaming": _streaming, "multiversion": _multiversion}[preset](base, pick)
 

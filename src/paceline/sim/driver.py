@@ -63,7 +63,7 @@ class Trace:
                 open_[record.id] = record
             elif type(record) is e.CheckpointDone and record.command in open_:
                 last = open_[record.command]
-        return None if last is None else Resume(last.update, last.version, last.pending, last.next_index)
+        return None if last is None else last.resume
 
 
 class Run:
@@ -157,11 +157,7 @@ class Simulation:
             quiet = 0 if self.real or real else quiet + 1
             if (event := future()) is not None:
                 events += 1
-                self._record(event)
-                for command in machine.step(event, now):
-                    self._record(command)
-                    if (perform := self.performs.get(type(command))) is not None:
-                        perform(command)
+                self._take(event)
             if quiet > 3 * (1 + len(self.instances)) or events >= most_events:
                 break
         trace.end = self.now
@@ -169,6 +165,14 @@ class Simulation:
             trace.stalled = "; ".join(map(str, machine.waits(self.now))) or "nothing is waited for"
         self.rules.close()
         return trace
+
+    def _take(self, event: e.Event) -> None:
+        """Hand the machine an event and perform what it commands."""
+        self._record(event)
+        for command in self.machine.step(event, self.now):
+            self._record(command)
+            if (perform := self.performs.get(type(command))) is not None:
+                perform(command)
 
     def _begin(self) -> None:
         world = self.world
@@ -321,7 +325,7 @@ class Simulation:
         """What still runs on the source goes on on the target; so may, with `late`, what was under way when the source was lost."""
         if target is None or not target.up:
             return e.CommandFailed(command.id, f"{command.target} is gone")
-        moved = [r for r in runs if not r.ended or (r.lost and self.world.chance(self.world.late, w.LATE, *r.key))]
+        moved = [run for run in runs if self._travels(run)]
         if not moved and any(run.lost for run in runs):
             return e.CommandFailed(command.id, f"{command.source} is gone")
         for run in moved:
@@ -331,6 +335,9 @@ class Simulation:
             run.ended, run.lost, run.turn = False, False, run.turn + 1
             self._start(run, target)
         return e.Migrated(command.id, tuple(run.key[:2] for run in moved))
+
+    def _travels(self, run: Run) -> bool:
+        return not run.ended or (run.lost and self.world.chance(self.world.late, w.LATE, *run.key))
 
     def _load(self, command: c.LoadWeights) -> None:
         seconds = self.world.load_seconds

@@ -51,19 +51,26 @@ def problems(schedule: Schedule, world: World, trace: Trace, resume: Resume) -> 
     yield from map(str, trace.violations)
     if trace.stalled:
         yield f"stalled: {trace.stalled}"
-    stop = trace.stop
-    if stop is not None and not stop.ok and not cases.may_fail(schedule, world):
-        yield f"stopped with an error: {stop.reason}"
-    if stop is not None and stop.ok and world.prompts is None and world.stop is None:
-        last = max((r.update for r in trace.commands if type(r) is c.Dispatch and r.step), default=resume.update)
-        if last != schedule.total_updates:
-            yield f"stopped after {last} of {schedule.total_updates} updates: {stop.reason}"
+    yield from wrong_end(schedule, world, trace, resume)
     for name, most in trace.most_running.items():
         if most > next(i.slots for i in world.instances if i.name == name):
             yield f"{name} ran {most} trajectories at a time"
     yield from broken_promises(schedule, trace, resume)
     if (parted := difference(trace.commands, replay(schedule, resume, trace.events))) is not None:
         yield f"replay: {parted}"
+
+
+def wrong_end(schedule: Schedule, world: World, trace: Trace, resume: Resume) -> Iterator[str]:
+    """A stop with an error, or before the last update, that nothing in the world explains."""
+    stop = trace.stop
+    if stop is None:
+        return
+    if not stop.ok and not cases.may_fail(schedule, world):
+        yield f"stopped with an error: {stop.reason}"
+    if stop.ok and world.prompts is None and world.stop is None:
+        last = max((r.update for r in trace.commands if type(r) is c.Dispatch and r.step), default=resume.update)
+        if last != schedule.total_updates:
+            yield f"stopped after {last} of {schedule.total_updates} updates: {stop.reason}"
 
 
 def broken_promises(schedule: Schedule, trace: Trace, resume: Resume) -> Iterator[str]:
@@ -77,10 +84,15 @@ def broken_promises(schedule: Schedule, trace: Trace, resume: Resume) -> Iterato
                 yield f"{flying} trajectories in flight, F = {schedule.frontier} groups of {schedule.group_size}"
         ending = book.stopping or book.stepped >= schedule.total_updates
         if type(record) is c.Publish and schedule.overstale == "pace" and not ending:
-            for index, group in book.groups.items():
-                started = [s.low if s.state == FINISHED else s.version for s in group.samples.values() if s.state != ENDED]
-                if not group.dispatched and min(started, default=book.newest) < book.newest - schedule.bound:
-                    yield f"version {record.version} was published with group {index} of version {min(started)} unconsumed"
+            yield from left_behind(book)
+
+
+def left_behind(book: Book) -> Iterator[str]:
+    """Unconsumed groups with tokens that are older than the bound allows at the newest version."""
+    for index, group in book.groups.items():
+        started = [s.low if s.state == FINISHED else s.version for s in group.samples.values() if s.state != ENDED]
+        if not group.dispatched and min(started, default=book.newest) < book.newest - book.schedule.bound:
+            yield f"version {book.newest} was published with group {index} of version {min(started)} unconsumed"
 
 
 def terminal_before(trace: Trace, resume: Resume) -> list[int]:
@@ -90,7 +102,7 @@ def terminal_before(trace: Trace, resume: Resume) -> list[int]:
     for _, record in trace.records:
         if type(record) is c.Terminal:
             ended.append(record.group)
-        elif type(record) is c.Checkpoint and Resume(record.update, record.version, record.pending, record.next_index) == resume:
+        elif type(record) is c.Checkpoint and record.resume == resume:
             saved = list(ended)
     return saved
 

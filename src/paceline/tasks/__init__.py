@@ -1,5 +1,5 @@
 """Tasks: where prompts and golds come from."""
 
-from paceline.tasks.task import RowTask, excluding, load
+from paceline.tasks.task import RowTask, load
 
-__all__ = ["RowTask", "excluding", "load"]
+__all__ = ["RowTask", "load"]

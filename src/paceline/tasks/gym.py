@@ -1,7 +1,7 @@
 """Rows of a reasoning-gym generator, and its own scorer.
 
-A generator's row i depends on (its seed + i): two tasks whose seeds are closer than their size share rows. `tasks.excluding` takes them
-out.
+A generator's row i depends on (its seed + i): two tasks whose seeds are closer than their size share rows. `RowTask.excluding` takes
+them out.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ def _dataset(name: str, parameters: Mapping[str, Any], size: int, seed: int) -> 
         near = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"there are {len(DATASETS)}, e.g. {', '.join(sorted(DATASETS)[:5])}"
         raise ConfigError(f"task.name = {name!r}: reasoning-gym has no such generator; {hint}")
+    _check_parameters(name, parameters)
+    try:
+        return create_dataset(name, size=size, seed=seed, **parameters)
+    # Generators check their parameters with assertions, type errors and errors of their own.
+    except Exception as error:
+        shown = ", ".join(f"{key} = {value!r}" for key, value in parameters.items()) or "the defaults"
+        raise ConfigError(f"task.parameters: {name} refuses {shown}: {error or type(error).__name__}") from error
+
+
+def _check_parameters(name: str, parameters: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in _OWN_KEYS]
     for key in parameters:
         if key in _OWN_KEYS:
@@ -59,9 +69,3 @@ def _dataset(name: str, parameters: Mapping[str, Any], size: int, seed: int) -> 
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"task.parameters.{key}: {name} has no such parameter; {hint}it has {', '.join(known)}")
-    try:
-        return create_dataset(name, size=size, seed=seed, **parameters)
-    # Generators check their parameters with assertions, type errors and errors of their own.
-    except Exception as error:
-        shown = ", ".join(f"{key} = {value!r}" for key, value in parameters.items()) or "the defaults"
-        raise ConfigError(f"task.parameters: {name} refuses {shown}: {error or type(error).__name__}") from error

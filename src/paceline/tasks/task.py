@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.config.schema import TaskConfig
-from paceline.ports.data import Task
 from paceline.tasks.render import Tokenizer, render
 from paceline.tasks.rows import BadRow, Row
 from paceline.types.errors import DataError
@@ -70,7 +69,10 @@ class RowTask:
         return digest.hexdigest()
 
     def excluding(self, questions: set[str]) -> RowTask:
-        """The same task without the rows whose question is in `questions`; they are counted."""
+        """The same task without the rows whose question text is in `questions` (of a held-out split), which `counts["excluded"]` counts.
+
+        Raises DataError when nothing is left.
+        """
         kept = [prompt for prompt in self._prompts if prompt.text not in questions]
         gone = len(self._prompts) - len(kept)
         counts = {**self.counts, "excluded": self.counts.get("excluded", 0) + gone, "kept": len(kept)}
@@ -100,14 +102,6 @@ def load(
         reading.take(row)
     reading.refuse_long(over_limit)
     return RowTask(reading.prompts, seed=seed, shuffle=config.shuffle, counts=reading.counts(), skipped=tuple(reading.notes[:_SHOWN]))
-
-
-def excluding(task: RowTask, other: Task) -> RowTask:
-    """`task` without the rows whose question text occurs in `other` (a held-out split); counted in `counts["excluded"]`.
-
-    Raises DataError when nothing is left.
-    """
-    return task.excluding({other.prompt(position).text for position in range(len(other))})
 
 
 class _Reading:

@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.models.store import sync, write_tensors
+from paceline.durable import whole
+from paceline.models.store import write_tensors
 from paceline.types.errors import CheckpointError
 
 MASTER, MOMENTS, COUNTERS = "master.safetensors", "optimizer.safetensors", "trainer.json"
@@ -35,10 +36,8 @@ def save(directory: Path, master: Mapping[str, torch.Tensor], moments: Mapping[s
     dtype = next(iter(master.values())).dtype
     write_tensors(master.items(), directory / MASTER, dtype)
     write_tensors(moments.items(), directory / MOMENTS, dtype)
-    path = directory / COUNTERS
-    path.write_text(json.dumps(asdict(counters)))
-    sync(path)
-    sync(directory)
+    with whole(directory / COUNTERS) as aside:
+        aside.write_text(json.dumps(asdict(counters)))
 
 
 def read(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Counters]:

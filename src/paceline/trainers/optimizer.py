@@ -82,13 +82,16 @@ class Optimizer:
 
     def restore(self, moments: Mapping[str, torch.Tensor]) -> None:
         """Take a state that `moments` gave, or none at all; CheckpointError if it belongs to other weights."""
+        if moments:
+            self._require_fit(moments)
+        self._adam.state.clear()
+        for name, parameter in self._parameters.items() if moments else ():
+            kinds = {kind: moments[f"{name}/{kind}"] for kind in (*_MOMENTS, "step")}
+            self._adam.state[parameter] = {kind: tensor.clone().to(parameter.device) for kind, tensor in kinds.items()}
+
+    def _require_fit(self, moments: Mapping[str, torch.Tensor]) -> None:
         expected = {f"{name}/{kind}": p.shape for name, p in self._parameters.items() for kind in _MOMENTS}
         found = {name: tensor.shape for name, tensor in moments.items() if not name.endswith("/step")}
-        if found and found != expected:
+        if found != expected:
             odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
             raise CheckpointError(f"optimizer state does not fit the weights: {len(odd)} differ, e.g. {odd[0]!r}")
-        self._adam.state.clear()
-        for name, parameter in self._parameters.items():
-            if found:
-                kinds = {kind: moments[f"{name}/{kind}"] for kind in (*_MOMENTS, "step")}
-                self._adam.state[parameter] = {kind: tensor.clone().to(parameter.device) for kind, tensor in kinds.items()}

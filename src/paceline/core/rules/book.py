@@ -7,7 +7,7 @@ is alive, never how long the run has lasted. Rules read it *before* it takes the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.core import commands as c
@@ -68,9 +68,29 @@ class Book:
         """The running sample whose present attempt `answer` ends, or None when it is late."""
         if self.admits.get((answer.group, answer.sample, answer.attempt)) != answer.command:
             return None
-        group = self.groups.get(answer.group)
-        sample = group.samples.get(answer.sample) if group else None
+        sample = self.sample(answer.group, answer.sample)
         return sample if sample and sample.command == answer.command else None
+
+    def sample(self, group: int, index: int) -> Sample | None:
+        """A sample that was admitted, of a group that is not terminal."""
+        known = self.groups.get(group)
+        return known.samples.get(index) if known else None
+
+    def meant(self, command: c.Park | c.Abort) -> Sample | None:
+        """The sample whose present attempt a command is about."""
+        sample = self.sample(command.group, command.sample)
+        return sample if sample and sample.attempt == command.attempt else None
+
+    def admitted(self, instance: Instance) -> Iterator[c.Admit]:
+        """Open Admits that end with an instance and that no Abort was commanded for."""
+        for number in instance.open:
+            command = self.open.get(number)
+            if type(command) is c.Admit and number not in self.aborting:
+                yield command
+
+    def overstale(self, group: Group) -> bool:
+        """Whether a token of the group is older than the bound allows."""
+        return 0 <= group.low() < self.newest - self.schedule.bound
 
     def waits_for(self, kind: type) -> bool:
         """Whether a command of type `kind` is open."""
@@ -224,14 +244,9 @@ class Book:
         if (park := self.answers(event, c.Park)) is None:
             return
         self._close(event.command)
-        if (sample := self._sample(park)) is not None and sample.state == RUNNING:
+        if (sample := self.meant(park)) is not None and sample.state == RUNNING:
             sample.state = PARKED
             self._close(sample.command)
-
-    def _sample(self, command: c.Park | c.Abort) -> Sample | None:
-        group = self.groups.get(command.group)
-        sample = group.samples.get(command.sample) if group else None
-        return sample if sample and sample.attempt == command.attempt else None
 
     def _materialized(self, event: e.GroupMaterialized) -> None:
         if (command := self.answers(event, c.Materialize)) is None:
@@ -272,8 +287,7 @@ class Book:
             return
         self._close(event.command)
         for key in event.moved:
-            group = self.groups.get(key[0])
-            sample = group.samples.get(key[1]) if group else None
+            sample = self.sample(*key)
             if sample is None or sample.state != RUNNING or sample.instance != migrate.source:
                 continue
             sample.instance = migrate.target
@@ -285,7 +299,7 @@ class Book:
         if (abort := self.answers(event, c.Abort)) is None:
             return
         self._close(event.command)
-        if (sample := self._sample(abort)) is not None and sample.state in (RUNNING, PARKED):
+        if (sample := self.meant(abort)) is not None and sample.state in (RUNNING, PARKED):
             self._end(sample)
         if (admit := self.admits.get((abort.group, abort.sample, abort.attempt))) is not None:
             self._close(admit)
@@ -311,10 +325,9 @@ class Book:
             return
         for number in sorted(instance.open):
             command = self._close(number)
-            if type(command) is c.Admit and (group := self.groups.get(command.group)) is not None:
-                sample = group.samples.get(command.sample)
-                if sample is not None and sample.command == number and sample.state == RUNNING:
-                    self._end(sample)
+            sample = self.sample(command.group, command.sample) if type(command) is c.Admit else None
+            if sample is not None and sample.command == number and sample.state == RUNNING:
+                self._end(sample)
 
     def _stop_requested(self, event: e.StopRequested) -> None:
         if self.stopping != "now":

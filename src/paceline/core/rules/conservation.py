@@ -53,14 +53,13 @@ class ExactlyOnce(Rule):
     def _attempts(self, group: Group, sample: Sample | None) -> tuple[int, ...]:
         """Attempts that may be admitted next. State of a parked trajectory may be gone, then it starts anew."""
         if group.scored is not None:
-            stale = 0 <= group.low() < self.book.newest - self.schedule.bound
-            if not stale or self.schedule.overstale != "retry":
+            if self.schedule.overstale != "retry" or not self.book.overstale(group):
                 return ()
         elif sample is not None and sample.state in (RUNNING, FINISHED):
             return ()
-        if sample is not None and sample.state == PARKED:
-            return (sample.attempt, sample.attempt + 1)
-        return (0,) if sample is None else (sample.attempt + 1,)
+        if sample is None:
+            return (0,)
+        return (sample.attempt, sample.attempt + 1) if sample.state == PARKED else (sample.attempt + 1,)
 
     def _dispatch(self, command: c.Dispatch, now: float) -> str | None:
         for index in command.groups:
@@ -116,7 +115,7 @@ class WholeGroups(Rule):
             return f"group {command.group} was materialized, but it has not arrived or is terminal"
         if group.scored is not None:
             return f"group {command.group} was materialized twice"
-        finished = tuple(sorted(i for i, s in group.samples.items() if s.state == FINISHED))
+        finished = tuple(sorted(group.having(FINISHED)))
         if command.samples != finished:
             return f"group {command.group} was materialized with samples {command.samples}, finished are {finished}"
         size = self.schedule.group_size
@@ -124,7 +123,7 @@ class WholeGroups(Rule):
             return None
         if self.schedule.on_failure != "drop_sample":
             return f"group {command.group} was materialized with {len(finished)} of {size} samples under {self.schedule.on_failure!r}"
-        waiting = sorted(set(range(size)) - {i for i, s in group.samples.items() if s.state in (FINISHED, ENDED)})
+        waiting = sorted(set(range(size)) - group.having(FINISHED, ENDED))
         return f"group {command.group} was materialized before its samples {waiting} ended" if waiting else None
 
     def _materialized(self, event: e.GroupMaterialized, now: float) -> str | None:
@@ -137,7 +136,7 @@ class WholeGroups(Rule):
         for index in command.groups:
             if (message := self._whole(index)) is not None:
                 return message
-        return self._counts(command) or (self._short(command) if command.step else None)
+        return self._order(command) or self._amount(command) or (self._short(command) if command.step else None)
 
     def _whole(self, index: int) -> str | None:
         group = self.book.groups.get(index)
@@ -150,14 +149,20 @@ class WholeGroups(Rule):
             return f"group {index} was consumed with {survivors} of {size} samples under {self.schedule.on_failure!r}"
         return None
 
-    def _counts(self, command: c.Dispatch) -> str | None:
-        book, schedule = self.book, self.schedule
+    def _order(self, command: c.Dispatch) -> str | None:
+        """One update after the other, one dispatch at a time, nothing of an update forgotten."""
+        book = self.book
         if command.update != book.stepped + 1:
             return f"groups {command.groups} were consumed for update {command.update}, {book.stepped + 1} is next"
         if book.waits_for(c.Dispatch):
             return f"groups {command.groups} were consumed while another dispatch is with the trainer"
         if command.update_groups != book.accumulated + command.groups:
             return f"update {command.update} says it holds {command.update_groups}, it holds {book.accumulated + command.groups}"
+        return None
+
+    def _amount(self, command: c.Dispatch) -> str | None:
+        """At most D groups in a dispatch and U in an update, which steps when it is full."""
+        schedule = self.schedule
         if len(command.groups) > schedule.groups_per_dispatch:
             return f"{len(command.groups)} groups in one dispatch, D = {schedule.groups_per_dispatch}"
         # Without groups: the step of an update whose last candidates were filtered after it accumulated the others.
@@ -177,9 +182,11 @@ class WholeGroups(Rule):
         count = f"update {command.update} stepped with {len(command.update_groups)} of {self.schedule.groups_per_update} groups"
         if rest:
             return f"{count} although groups {rest[:8]} could still join"
-        if self.book.waits_for(c.RequestPrompts) and not self.book.data_ended:
+        if self.book.data_ended:
+            return None
+        if self.book.waits_for(c.RequestPrompts):
             return f"{count} although prompts are still to arrive"
-        if self.schedule.preset in ("streaming", "multiversion") and not self.book.data_ended:
+        if self.schedule.preset in ("streaming", "multiversion"):
             return f"{count} although the data has not ended"
         return None
 
@@ -200,8 +207,8 @@ class NothingAbandoned(Rule):
         group = self.book.groups.get(command.group)
         if group is None or group.failures or self._ending() or self._restarts():
             return None
-        sample = group.samples.get(command.sample)
-        if sample is None or sample.attempt != command.attempt or sample.state == ENDED:
+        sample = self.book.meant(command)
+        if sample is None or sample.state == ENDED:
             # An attempt that was given up with its instance, and arrived elsewhere all the same.
             return None
         return f"trajectory ({command.group}, {command.sample}) was abandoned: {command.why or 'no reason'}"
@@ -221,9 +228,9 @@ class NothingAbandoned(Rule):
         name = f"group {command.group} became {command.state} ({command.why or 'no reason'})"
         if command.state == "failed":
             return None if group.failures else f"{name}, but nothing of it failed"
+        return None if self._may_filter(group) else f"{name}, but neither its filter nor its age says so"
+
+    def _may_filter(self, group: Group) -> bool:
         if group.outcome is not None and not self.book.trainable(group.outcome):
-            return None
-        stale = 0 <= group.low() < self.book.newest - self.schedule.bound
-        if self.schedule.preset == "streaming" and self.schedule.overstale == "drop" and stale:
-            return None
-        return f"{name}, but neither its filter nor its age says so"
+            return True
+        return self.schedule.preset == "streaming" and self.schedule.overstale == "drop" and self.book.overstale(group)

@@ -45,6 +45,10 @@ class Group:
         self.trained = False
         """That update finished."""
 
+    def having(self, *states: str) -> set[int]:
+        """Samples in one of these states, by their place in the group."""
+        return {index for index, sample in self.samples.items() if sample.state in states}
+
     def low(self) -> int:
         """Smallest version of any token of the scored samples; a group not yet scored counts what has finished."""
         finished = (self.samples[s] for s in self.scored) if self.scored else self.samples.values()
@@ -62,3 +66,13 @@ class Instance:
         self.loading: dict[int, tuple[int, int | None]] = {}
         """Open LoadWeights: command -> (version, version that makes way)."""
         self.open: set[int] = set()
+
+    @property
+    def arriving(self) -> set[int]:
+        """Versions that are being loaded."""
+        return {version for version, _ in self.loading.values()}
+
+    @property
+    def departing(self) -> set[int | None]:
+        """Versions that those make way for."""
+        return {old for _, old in self.loading.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, get_args
@@ -21,16 +22,24 @@ KINDS: dict[str, type] = {
     "load": c.LoadWeights,
     "evaluate": c.Evaluate,
     "checkpoint": c.Checkpoint,
+    "migrate": c.Migrate,
+    "abort": c.Abort,
 }
-"""The waits that `Schedule.deadlines` can bound, and the command that opens each."""
+"""Waits for an answer that `Schedule.deadlines` can bound, and the command that opens each."""
+
+FLEET = "instances"
+"""The wait for any instance at all. (Of the trainer's wait, `groups`, the records do not tell when it began: resumed groups are taken up
+without one.)"""
 
 WORD = re.compile(r"[\w.-]*\w")
 
 
 def subject(command: Any) -> str:
-    """What a message about this wait must name: the instance of a load, the group, the version, the update; "" for prompts."""
+    """What a message about this wait must name: the instance of a load or a move, the group, the version, the update; "" for prompts."""
     if type(command) is c.LoadWeights:
         return str(command.instance)
+    if type(command) is c.Migrate:
+        return str(command.target)
     if type(command) is c.Dispatch:
         return str(command.update)
     for field in ("group", "version", "update"):
@@ -47,9 +56,12 @@ class Live(Rule):
 
     def __init__(self, schedule: Schedule, book: Book) -> None:
         super().__init__(schedule, book)
-        self.seconds = {KINDS[kind]: seconds for kind, seconds in schedule.deadlines}
+        self.seconds = {KINDS[kind]: seconds for kind, seconds in schedule.deadlines if kind in KINDS}
+        self.fleet_seconds = dict(schedule.deadlines).get(FLEET, math.inf)
+        self.bare: float | None = None
+        """Since when no instance is up."""
         self.due: dict[int, float] = {}
-        """Waits that were named already: command -> when it must be named again."""
+        """Waits that were named already: command (0 for an instance) -> when it must be named again."""
         self.overdue: set[str] = set()
         """Subjects that the commands of the present event must name."""
         self.named: set[str] = set()
@@ -63,6 +75,7 @@ class Live(Rule):
 
     def _event(self, event: e.Event, now: float) -> str | None:
         book = self.book
+        self._note_bare()
         unnamed = self.overdue - self.named
         if self.overdue:
             self.overdue, self.named = set(), set()
@@ -73,23 +86,36 @@ class Live(Rule):
         self.started = True
         return None
 
+    def _note_bare(self) -> None:
+        """When the event before left no instance, that is when the pool began to owe one."""
+        if self.book.instances or not self.started:
+            self.bare = None
+        elif self.bare is None:
+            self.bare = self.book.now
+
     def _timer(self, event: e.Timer, now: float) -> str | None:
         message = self._event(event, now)
-        late = {}
+        due = {}
+        for number, name, seconds in self._late(now):
+            due[number] = self.due.get(number, now)
+            if due[number] <= now:
+                due[number] = now + seconds
+                self.overdue.add(name)
+        self.due = due
+        self.overdue.discard("")
+        return message
+
+    def _late(self, now: float) -> Iterator[tuple[int, str, float]]:
+        """Waits past their deadline: the command, what a message must name, and how long the deadline is."""
+        if self.bare is not None and self.bare + self.fleet_seconds <= now:
+            yield 0, FLEET, self.fleet_seconds
         for kind, seconds in self.seconds.items():
             for number, since in self.book.since[kind].items():
                 if since + seconds > now:
                     break
                 # An aborted trajectory is waited for through its Abort.
-                if number in self.book.aborting:
-                    continue
-                late[number] = self.due.get(number, now)
-                if late[number] <= now:
-                    late[number] = now + seconds
-                    self.overdue.add(subject(self.book.open[number]))
-        self.due = late
-        self.overdue.discard("")
-        return message
+                if number not in self.book.aborting:
+                    yield number, subject(self.book.open[number]), seconds
 
     def _command(self, command: Any, now: float) -> str | None:
         if self.book.stop is not None:

@@ -62,7 +62,7 @@ class PublishOnce(Rule):
         for name, instance in self.book.instances.items():
             if command.version in instance.versions[-1:] and not instance.loading:
                 return f"version {command.version} was retired while {name} serves it"
-            if any(version == command.version for version, _ in instance.loading.values()):
+            if command.version in instance.arriving:
                 return f"version {command.version} was retired while {name} loads it"
         return None
 

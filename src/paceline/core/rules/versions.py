@@ -104,26 +104,25 @@ class BehaviourLogprobs(Rule):
 
     def _overwrites(self, instance: Instance, version: int) -> bool:
         """Whether weights on their way will take the place of `version`; streaming's tokens say which they are from."""
-        streaming = self.schedule.preset == "streaming"
-        return not streaming and any(old == version for _, old in instance.loading.values())
+        return self.schedule.preset != "streaming" and version in instance.departing
 
     def _load(self, command: c.LoadWeights, now: float) -> str | None:
         instance = self.book.instances.get(command.instance)
         if instance is None:
             return f"version {command.version} was sent to {command.instance}, which is not there"
-        replaced = command.replaces
-        kept = {*instance.versions, *(version for version, _ in instance.loading.values())} - {command.version, replaced}
+        kept = ({*instance.versions} | instance.arriving) - {command.version, command.replaces}
         if len(kept) >= instance.info.versions_held:
             return f"version {command.version} was sent to {command.instance}, which is full with versions {sorted(kept)}"
-        if replaced is None:
-            return None
+        return None if command.replaces is None else self._under_work(command, instance)
+
+    def _under_work(self, command: c.LoadWeights, instance: Instance) -> str | None:
+        """Weights make way under running trajectories in streaming only, and only as its schedule says."""
         streaming = self.schedule.preset == "streaming"
         if streaming and command.unfinished == self.schedule.at_publish:
             return None
-        admits = (o for n in instance.open if type(o := self.book.open.get(n)) is c.Admit and n not in self.book.aborting)
-        busy = sorted((a.group, a.sample) for a in admits if streaming or a.version == replaced)
+        busy = sorted((a.group, a.sample) for a in self.book.admitted(instance) if streaming or a.version == command.replaces)
         if busy:
-            return f"version {command.version} replaces {replaced} on {command.instance} under trajectories {busy[:8]}"
+            return f"version {command.version} replaces {command.replaces} on {command.instance} under trajectories {busy[:8]}"
         return None
 
     def _migrate(self, command: c.Migrate, now: float) -> str | None:
@@ -131,13 +130,17 @@ class BehaviourLogprobs(Rule):
         if target is None or command.version not in target.versions or self._overwrites(target, command.version):
             what = f"trajectories {command.trajectories[:8]} of version {command.version}"
             return f"{what} were moved to {command.target}, which does not serve it"
-        for group_id, sample_id in command.trajectories:
-            group = self.book.groups.get(group_id)
-            sample = group.samples.get(sample_id) if group else None
-            if sample is None or sample.state != RUNNING or sample.instance != command.source:
-                return f"trajectory ({group_id}, {sample_id}) was moved from {command.source}, where it does not run"
-            if self.schedule.preset != "streaming" and sample.version != command.version:
-                return f"trajectory ({group_id}, {sample_id}) of version {sample.version} was moved as version {command.version}"
+        for trajectory in command.trajectories:
+            if (message := self._move(command, trajectory)) is not None:
+                return message
+        return None
+
+    def _move(self, command: c.Migrate, trajectory: tuple[int, int]) -> str | None:
+        sample = self.book.sample(*trajectory)
+        if sample is None or sample.state != RUNNING or sample.instance != command.source:
+            return f"trajectory {trajectory} was moved from {command.source}, where it does not run"
+        if self.schedule.preset != "streaming" and sample.version != command.version:
+            return f"trajectory {trajectory} of version {sample.version} was moved as version {command.version}"
         return None
 
     def _finished(self, event: e.TrajectoryFinished, now: float) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.durable import whole
 from paceline.types.errors import CheckpointError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Prompt, ScoredGroup, Trajectory
@@ -43,23 +43,19 @@ class FakeTrainer:
         if twice:
             raise TrainerError(f"groups {twice} come twice in update {self._state['update'] + 1}")
         self._pending += groups
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        trajectories = _trajectories(groups)
         return {"sequences": float(len(trajectories)), "tokens": float(sum(len(t.ids) for t in trajectories))}
 
     def step(self) -> UpdateReport:
         """Count an update; TrainerError without groups, and after `nonfinite_limit` skipped ones in a row."""
         if not self._pending:
             raise TrainerError("step without accumulated groups")
-        trajectories = [trajectory for group in self._pending for trajectory in group.trajectories]
+        trajectories = _trajectories(self._pending)
         culprits = tuple((t.group, t.sample) for t in trajectories if not np.isfinite(t.columns[LOGPROB]).all())
         groups = tuple(group.group for group in self._pending)
         self._pending = []
         self.history.append(groups)
-        self._state["update"] += 1
-        self._state["applied"] += not culprits
-        self._state["skipped_in_a_row"] = self._state["skipped_in_a_row"] + 1 if culprits else 0
-        if self._state["skipped_in_a_row"] >= self._limit:
-            raise TrainerError(f"update {self._state['update']}: non-finite {self._limit} times in a row, by {list(culprits)}")
+        self._count(culprits)
         return UpdateReport(
             update=self._state["update"],
             applied=not culprits,
@@ -69,6 +65,15 @@ class FakeTrainer:
             metrics={"loss": math.nan if culprits else 0.0, "grad_norm": 0.0, "learning_rate": 0.0},
             culprits=culprits,
         )
+
+    def _count(self, culprits: tuple[tuple[int, int], ...]) -> None:
+        """Count an update, skipped when trajectories spoiled it."""
+        state = self._state
+        state["update"] += 1
+        state["applied"] += not culprits
+        state["skipped_in_a_row"] = state["skipped_in_a_row"] + 1 if culprits else 0
+        if state["skipped_in_a_row"] >= self._limit:
+            raise TrainerError(f"update {state['update']}: non-finite {self._limit} times in a row, by {list(culprits)}")
 
     def publish(self, version: int, location: str) -> WeightsRef:
         """Write a small file, complete or absent."""
@@ -153,13 +158,10 @@ def scored_group(
     )
 
 
+def _trajectories(groups: Sequence[ScoredGroup]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
 def _write(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with whole(path) as aside:
+        aside.write_bytes(content)
