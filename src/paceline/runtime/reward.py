@@ -43,8 +43,7 @@ class RewardFleet:
 
     async def replace(self, seat: Seat, reason: str) -> None:
         """Start a lost worker again. Raises WorkerLost when it keeps dying."""
-        seat.count_loss(reason)
-        await self._fill(seat)
+        await seat.refill(reason, lambda: self._fill(seat))
 
     async def check(self, prompts: Sequence[Prompt], timeout_s: float) -> None:
         """Refuse rows that the rewards cannot judge, before anything is generated. Raises RewardError listing them."""

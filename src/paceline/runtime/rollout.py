@@ -31,6 +31,8 @@ class Instance:
     outbox: list[Request] = field(default_factory=list)
     tokens: int = 0
     """Tokens sampled until the report before."""
+    up: bool = False
+    """Whether the machine knows of it. Before, its loss is for those to hear who wait for it."""
 
 
 class RolloutFleet:
@@ -60,14 +62,24 @@ class RolloutFleet:
         return self._instances[name].seat
 
     async def start(self, restart: Callable[[str, str], None]) -> list[InstanceInfo]:
-        """Start every instance together. `restart(name, reason)` is called when one is lost later."""
+        """Start every instance together. `restart(name, reason)` is called when one is lost after `announce`."""
         self._restart = restart
         return await together(*(self._fill(name) for name in self._instances))
 
+    def announce(self, info: InstanceInfo) -> None:
+        """Tell the machine that an instance is up. Raises WorkerLost when it is gone already."""
+        instance = self._instances[info.instance]
+        instance.seat.present()
+        instance.up = True
+        self._post(InstanceUp(info))
+
     async def replace(self, name: str, reason: str) -> None:
         """Start a lost instance again and tell the machine. Raises WorkerLost when it keeps dying."""
-        self.seat(name).count_loss(reason)
-        self._post(InstanceUp(await self._fill(name)))
+
+        async def _again() -> None:
+            self.announce(await self._fill(name))
+
+        await self.seat(name).refill(reason, _again)
 
     async def admit(self, command: Admit) -> None:
         """Start a trajectory. Admissions of one decision travel to their instance as one call."""
@@ -142,6 +154,9 @@ class RolloutFleet:
 
     def _lost(self, name: str, reason: str) -> None:
         instance = self._instances[name]
+        if not instance.up:
+            return
+        instance.up = False
         for key in list(instance.running):
             self._forget(instance, key)
         instance.outbox.clear()

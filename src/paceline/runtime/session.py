@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.core import commands as c
 from paceline.core.evaluation import summarize
-from paceline.core.events import Evaluated, InstanceUp, StopRequested
+from paceline.core.events import Evaluated, StopRequested
 from paceline.core.machine import Machine
 from paceline.core.presets import check_fleet
 from paceline.core.rules import Rules
@@ -167,7 +167,7 @@ class Session:
             await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         self._watch.cut()  # the first row begins here
         for info in infos:
-            self.driver.post(InstanceUp(info))
+            self._rollout.announce(info)
         self.driver.background(self._report())
 
     async def _start_trainer(self) -> None:

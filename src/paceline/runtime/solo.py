@@ -48,7 +48,9 @@ async def evaluate_alone(
 
     try:
         on_progress(Progress(0, 0, {}, "start"))
-        await together(fleet.start(lambda name, reason: None), rewards.start(_judge_lost))
+        infos, _ = await together(fleet.start(lambda name, reason: None), rewards.start(_judge_lost))
+        for info in infos:
+            fleet.announce(info)
         await rewards.check(plan.prompts, settings.answer_timeout_s)
         on_progress(Progress(0, 0, {}, "evaluate"))
         return await _unless(lost, evaluation.run(fleet.names, START_VERSION))
