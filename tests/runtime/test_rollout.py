@@ -6,16 +6,17 @@ import pytest
 from runtime_builders import prompt
 
 from paceline.core.commands import Admit
-from paceline.core.events import Event, InstanceLost, InstanceUp
+from paceline.core.events import Event, InstanceLost, InstanceUp, TrajectoryFinished
 from paceline.ports.fakes.pool import InlinePool, InlineWorker
 from paceline.ports.pool import WorkerSpec
+from paceline.ports.rollout import Failure
 from paceline.runtime.board import Board
 from paceline.runtime.calls import MAX_RESTARTS, Seat
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import RolloutFleet
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
-from paceline.types.records import Sampling
+from paceline.types.records import Request, Sampling, Trajectory
 
 
 async def test_an_admission_to_an_instance_that_was_lost_meanwhile_leaves_nothing_behind() -> None:
@@ -104,4 +105,24 @@ async def test_a_reward_worker_that_is_lost_while_it_starts_again_is_started_onc
     await (await over.get())
     await fleet.check([prompt()], 5.0)
     assert pool.starts == 4
+    await seat.stop(0)
+
+
+async def test_an_evaluation_and_training_of_the_same_numbers_end_and_are_taken_back_apart() -> None:
+    events, evaluated, pool = list[Event](), list[Trajectory | Failure](), InlinePool()
+    seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
+    fleet = RolloutFleet([seat], Board({0: prompt()}), Stopwatch(lambda: 0.0), Sampling(8), 0, events.append)
+    fleet.on_eval = evaluated.append
+    for info in await fleet.start(lambda name, reason: None):
+        fleet.announce(info)
+    for sample in range(2):
+        await fleet.admit(Admit(sample, 0, sample, -1, "rollout-0", 0))  # even the attempt is an evaluation's
+    await fleet.submit("rollout-0", [Request(0, sample, -1, prompt().ids, Sampling(8), 0, 0, "eval") for sample in range(2)])
+    await fleet.cancel("rollout-0", 0, 1)
+    async with asyncio.timeout(5):
+        while len(events) < 3 or not evaluated:
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert sorted(event.sample for event in events if isinstance(event, TrajectoryFinished)) == [0, 1]
+    assert [(answer.purpose, answer.sample) for answer in evaluated] == [("eval", 0)]
     await seat.stop(0)

@@ -107,8 +107,8 @@ class RolloutFleet:
         await self.seat(name).call("submit", list(requests))
 
     async def cancel(self, name: str, group: int, sample: int) -> None:
-        """Take such a request back, wherever it is."""
-        await self._while_there(self.seat(name).call("abort", group, sample))
+        """Take such a request back, wherever it is. A training trajectory of the same numbers stays."""
+        await self._while_there(self.seat(name).call("abort", group, sample, "eval"))
 
     async def report(self, seconds: float) -> None:
         """Ask every instance for its load, which also shows that it still answers. `seconds` have passed since the last time."""
@@ -137,11 +137,13 @@ class RolloutFleet:
             await call
 
     def _ended(self, name: str, ended: Trajectory | Failure) -> None:
+        if ended.purpose == "eval":
+            self.on_eval(ended)
+            return
         instance = self._instances[name]
         key = (ended.group, ended.sample, ended.attempt)
         command = instance.running.get(key)
-        if (isinstance(ended, Trajectory) and ended.purpose == "eval") or command is None:
-            self.on_eval(ended)
+        if command is None:  # it was aborted while its end was on the way
             return
         self._forget(instance, key)
         if isinstance(ended, Failure):
