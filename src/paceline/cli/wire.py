@@ -24,6 +24,7 @@ from paceline.core.evaluation import summarize
 from paceline.core.schedule import Resume
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
+from paceline.runtime.calls import Seat
 from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.process import ProcessPool
@@ -40,6 +41,7 @@ from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
     from paceline.ports.data import Task
+    from paceline.ports.pool import Pool
 
 
 def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None) -> Outcome:
@@ -286,11 +288,12 @@ class Data:
     problems: tuple[Prompt, ...]
 
 
-async def _load_data(pool: ProcessPool, config: Config, *, training: bool, evaluation: bool) -> Data:
+async def _load_data(pool: Pool, config: Config, *, training: bool, evaluation: bool) -> Data:
     """Read and render the tasks in a worker that ends afterwards; every row that cannot be used is refused here."""
-    worker = await pool.start(WorkerSpec("data", f"{__name__}:data_body", {"config": config}), lambda report: None, lambda reason: None)
+    seat = Seat(pool, WorkerSpec("data", f"{__name__}:data_body", {"config": config}), config.pool.answer_timeout_s)
     try:
-        rows, problems = await worker.call("load", training, evaluation)
+        await seat.fill(lambda report: None, lambda reason: None)
+        rows, problems = await seat.call("load", training, evaluation)
     finally:
-        await worker.stop(1.0)
+        await seat.stop(1.0)
     return Data(None if rows is None else RowTask(**rows), problems)

@@ -18,6 +18,8 @@ from paceline.types.errors import WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import InstanceInfo
 
+REPORT_S = 15.0
+"""Seconds between two looks at the instances."""
 Key = tuple[int, int, int]
 """(group, sample, attempt)."""
 
@@ -110,8 +112,13 @@ class RolloutFleet:
         """Take such a request back, wherever it is. A training trajectory of the same numbers stays."""
         await self._while_there(self.seat(name).call("abort", group, sample, "eval"))
 
-    async def report(self, seconds: float) -> None:
-        """Ask every instance for its load, which also shows that it still answers. `seconds` have passed since the last time."""
+    async def reports(self, every_s: float = REPORT_S) -> None:
+        """Ask every instance for its load now and then, for ever. One that no longer answers is found and lost by that."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self._report(every_s)
+
+    async def _report(self, seconds: float) -> None:
         await asyncio.gather(*(self._look_at(instance, seconds) for instance in self._instances.values() if instance.seat.filled))
 
     async def _look_at(self, instance: Instance, seconds: float) -> None:

@@ -40,8 +40,6 @@ from paceline.runtime.weights import Weights, probe_tokens
 from paceline.types.errors import EngineError, WorkerLost
 from paceline.types.records import Sampling
 
-REPORT_S = 15.0
-"""Seconds between two looks at the instances."""
 GRACE_S = 5.0
 """Seconds that an idle worker gets to close at the end."""
 CHECKED_AT_ONCE = 1000
@@ -168,7 +166,7 @@ class Session:
         self._watch.cut()  # the first row begins here
         for info in infos:
             self._rollout.announce(info)
-        self.driver.background(self._report())
+        self.driver.background(self._rollout.reports())
 
     async def _start_trainer(self) -> None:
         await self._trainer.fill(lambda report: None, lambda reason: self.driver.fail(WorkerLost(reason)))
@@ -233,11 +231,6 @@ class Session:
         shutil.rmtree(self._rundir.model, ignore_errors=True)
         aside.rename(self._rundir.model)
         self.exported = True
-
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            await self._rollout.report(REPORT_S)
 
     def _instance_lost(self, name: str, reason: str) -> None:
         self._weights.lost(name)
