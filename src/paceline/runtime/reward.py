@@ -65,7 +65,7 @@ class RewardFleet:
         self._post(GroupMaterialized(command.id, command.group, signal, len(trajectories), "" if signal else "all outcomes are equal"))
 
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
-        """Judge trajectories of one prompt, of training or an evaluation. Raises RewardError or WorkerLost, naming group, row and functions."""
+        """Judge trajectories of one prompt, training's or an evaluation's. Raises RewardError, naming group, row and functions."""
         try:
             group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
         except WorkerLost as error:
