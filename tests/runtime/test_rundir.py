@@ -33,6 +33,7 @@ def test_a_second_controller_is_refused_while_the_first_holds_the_lock(tmp_path:
 def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to resume"):
         opened(tmp_path / "empty", resume=True)
+    assert not (tmp_path / "empty").exists(), "a misspelt name leaves nothing behind"
     (tmp_path / "ledger.sqlite").touch()
     with pytest.raises(ConfigError, match="--resume"):
         opened(tmp_path)

@@ -59,6 +59,8 @@ class RunDir:
 
         Raises ConfigError when another controller holds it, when a run lies here and `resume` is not asked for, or the reverse.
         """
+        if resume and not self.ledger.exists():
+            raise ConfigError(f"run.dir = {self.root}: nothing to resume: no run lies here")
         self.root.mkdir(parents=True, exist_ok=True)
         lock = (self.root / "lock").open("w")
         try:
@@ -66,14 +68,9 @@ class RunDir:
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
-        if self.ledger.exists() != resume:
+        if self.ledger.exists() and not resume:
             lock.close()
-            hint = (
-                "nothing to resume: no run lies here"
-                if resume
-                else "a run lies here already: continue it with --resume, or choose another run.dir"
-            )
-            raise ConfigError(f"run.dir = {self.root}: {hint}")
+            raise ConfigError(f"run.dir = {self.root}: a run lies here already: continue it with --resume, or choose another run.dir")
         self._lock = lock
         for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
             directory.mkdir(exist_ok=True)
