@@ -76,13 +76,15 @@ def engine(
 
 
 class TrainerThat(TrainerBody):
-    """Raises or dies at a step."""
+    """Raises or dies at a step; never ends an export when it `hangs`."""
 
-    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int) -> None:
+    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool) -> None:
         super().__init__(trainer)
-        self.raises_at, self.dies_at, self.steps = raises_at, dies_at, 0
+        self.raises_at, self.dies_at, self.hangs, self.steps = raises_at, dies_at, hangs, 0
 
     def call(self, method: str, *arguments: Any) -> Any:
+        if method == "export" and self.hangs:
+            return asyncio.Event().wait()
         if method == "step":
             self.steps += 1
             if self.steps == self.raises_at:
@@ -92,8 +94,8 @@ class TrainerThat(TrainerBody):
         return super().call(method, *arguments)
 
 
-def trainer(raises_at: int = 0, dies_at: int = 0) -> WorkerBody:
-    return TrainerThat(FakeTrainer(), raises_at, dies_at)
+def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False) -> WorkerBody:
+    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs)
 
 
 class JudgeOf:

@@ -345,6 +345,20 @@ async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     assert run.records(Checkpoint) == []
 
 
+async def test_ctrl_c_twice_while_the_model_is_written_leaves_at_once_and_a_resume_writes_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), watch=signals("export", "export"), trainer={"hangs": True})
+    began = time.monotonic()
+    assert (await run.go()).ok
+    assert time.monotonic() - began < 3
+    assert run.session.interrupted
+    assert not run.session.exported
+    assert any("once more to leave now" in progress.message for progress in run.said)
+    again = Run(tmp_path, schedule(), resume=True)
+    assert (await again.go()).ok
+    assert again.session.exported
+    assert again.trained() == []
+
+
 async def test_ctrl_c_while_workers_start_leaves_none(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(), watch=signals("start"), start_s=0.2)
     with pytest.raises(asyncio.CancelledError):

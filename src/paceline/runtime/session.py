@@ -122,6 +122,7 @@ class Session:
         self._seats = [self._trainer, *(self._rollout.seat(name) for name in self._rollout.names), *rewards]
         self._stopping = 0
         self._starting: asyncio.Task[None] | None = None
+        self._exporting: asyncio.Task[None] | None = None
         self.exported = False
         """Whether the trained model lies in the run directory."""
 
@@ -139,8 +140,8 @@ class Session:
                 self._starting = None
                 stop = await self.driver.run(self._performers(), self._seal)
                 if stop.ok and self._stopping < 2:
-                    await self._export()
-                    grace = GRACE_S
+                    await self._export_unless_stopped()
+                    grace = GRACE_S if self.exported else 0.0
                 return stop
         finally:
             await self.driver.close()
@@ -223,6 +224,14 @@ class Session:
         self.recorder.evaluated(command.update, result.metrics())
         self.driver.post(Evaluated(command.id))
 
+    async def _export_unless_stopped(self) -> None:
+        self._exporting = asyncio.create_task(self._export())
+        try:
+            await self._exporting
+        except asyncio.CancelledError:
+            if self._stopping < 2:  # it is this session that was cancelled
+                raise
+
     async def _export(self) -> None:
         self.recorder.phase("export")
         aside = self._rundir.model.with_name(".model")
@@ -267,6 +276,11 @@ class Session:
         self._stopping += 1
         if self._starting is not None:
             self._starting.cancel()
+        elif self._exporting is not None:
+            if self._stopping > 1:
+                self._exporting.cancel()
+            else:
+                self.recorder.notice(f"{name}: leaving when the model is written; once more to leave now")
         elif self._stopping == 1:
             self.recorder.notice(f"{name}: writing a checkpoint, then leaving; once more to leave now")
             self.driver.post(StopRequested("checkpoint", name))
