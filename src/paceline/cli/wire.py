@@ -100,7 +100,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
             store=FileStore(rundir.weights),
             rundir=rundir,
             ledger=ledger,
-            trackers=[JsonlTracker(rundir.metrics)],
+            trackers=[JsonlTracker(rundir.metrics, lineage)],
             on_progress=on_progress,
         )
         stop = await session.run()
@@ -111,7 +111,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         reason=stop.reason,
         update=session.recorder.update,
         total=schedule.total_updates,
-        interrupted=session.interrupted and session.recorder.update < schedule.total_updates,
+        interrupted=session.interrupted and (session.recorder.update < schedule.total_updates or not session.exported),
         model=str(rundir.model) if session.exported else "",
         resumable=rundir.latest_checkpoint() is not None,
     )
