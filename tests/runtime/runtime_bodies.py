@@ -76,13 +76,19 @@ def engine(
 
 
 class TrainerThat(TrainerBody):
-    """Raises or dies at a step; never ends an export when it `hangs`."""
+    """Raises or dies at a step; never ends an export when it `hangs`; needs `takes_s` seconds for a dispatch."""
 
-    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool) -> None:
+    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool, takes_s: float) -> None:
         super().__init__(trainer)
-        self.raises_at, self.dies_at, self.hangs, self.steps = raises_at, dies_at, hangs, 0
+        self.raises_at, self.dies_at, self.hangs, self.takes_s, self.steps = raises_at, dies_at, hangs, takes_s, 0
+
+    async def _slowly(self, *arguments: Any) -> Any:
+        await asyncio.sleep(self.takes_s)
+        return super().call("accumulate", *arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
+        if method == "accumulate" and self.takes_s:
+            return self._slowly(*arguments)
         if method == "export" and self.hangs:
             return asyncio.Event().wait()
         if method == "step":
@@ -94,8 +100,8 @@ class TrainerThat(TrainerBody):
         return super().call(method, *arguments)
 
 
-def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False) -> WorkerBody:
-    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs)
+def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: float = 0.0) -> WorkerBody:
+    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs, takes_s)
 
 
 class JudgeOf:

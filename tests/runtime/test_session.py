@@ -57,6 +57,8 @@ class Run:
     judge: dict[str, Any] = field(default_factory=dict)
     instances: int = 2
     reward_deadline_s: float = 5.0
+    answer_timeout_s: float = 5.0
+    train_timeout_s: float = 5.0
     evaluates: bool = False
     problems: MemoryTask = TASK
     resume: bool = False
@@ -81,7 +83,7 @@ class Run:
                 tuple(WorkerSpec(n, "runtime_bodies:engine", {"instance": n, **self.rollout}) for n in self._names()),
                 (WorkerSpec("reward-0", "runtime_bodies:judge", self.judge),),
             ),
-            settings=Settings(7, Sampling(8), "float64", 0.1, 5.0, ("lengthy",), self.reward_deadline_s, 2),
+            settings=Settings(7, Sampling(8), "float64", 0.1, self.answer_timeout_s, ("lengthy",), self.reward_deadline_s, 2, self.train_timeout_s),
             lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,
             eval_plan=EvalPlan(tuple(self.problems.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",))
@@ -248,6 +250,14 @@ async def test_an_exception_in_the_trainer_ends_the_run_at_once_with_its_name(tm
     with pytest.raises(ZeroDivisionError, match="the trainer divided by zero"):
         await run.go()
     assert time.monotonic() - began < 5
+
+
+async def test_a_long_update_has_a_deadline_of_its_own(tmp_path: Path) -> None:
+    patient = Run(tmp_path / "patient", schedule(total_updates=1), trainer={"takes_s": 0.6}, answer_timeout_s=0.3)
+    assert (await patient.go()).ok
+    run = Run(tmp_path / "short", schedule(total_updates=1), trainer={"takes_s": 0.6}, train_timeout_s=0.1)
+    with pytest.raises(WorkerLost, match="trainer"):
+        await run.go()
 
 
 async def test_a_lost_trainer_ends_the_run_by_name(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ PLAN = EvalPlan(tuple(prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("l
 async def evaluated(watch: Any = lambda pool, phase: None, **engine: Any) -> list[Answers]:
     """What an evaluation over fakes gives; no worker and no task is left. An engine must answer within 0.05 s."""
     pool = InlinePool()
-    settings = Settings(7, Sampling(8), "float64", 0.1, 0.05, ("lengthy",), 5.0, 2)
+    settings = Settings(7, Sampling(8), "float64", 0.1, 0.05, ("lengthy",), 5.0, 2, 5.0)
     rollout = [WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0", **engine})]
     reward = [WorkerSpec("reward-0", "runtime_bodies:judge", {})]
 

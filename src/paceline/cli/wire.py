@@ -151,6 +151,7 @@ def _settings(config: Config) -> Settings:
         reward_names=tuple(reward_name(reward) for reward in config.reward),
         reward_deadline_s=sum(reward.timeout_s for reward in config.reward),
         keep_last=config.run.keep_last,
+        train_timeout_s=config.pool.train_timeout_s,
     )
 
 

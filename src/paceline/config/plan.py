@@ -107,8 +107,9 @@ def _buffer(s: ScheduleConfig) -> int:
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
     """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
     answer = config.pool.answer_timeout_s
-    waits = ("admit", "dispatch", "publish", "load", "evaluate", "checkpoint", "prompts")
-    return (*((kind, answer) for kind in waits), ("materialize", sum(reward.timeout_s for reward in config.reward)))
+    waits = ("admit", "publish", "load", "evaluate", "checkpoint", "prompts")
+    rewards = sum(reward.timeout_s for reward in config.reward)
+    return (*((kind, answer) for kind in waits), ("dispatch", config.pool.train_timeout_s), ("materialize", rewards))
 
 
 def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:

@@ -278,6 +278,8 @@ class PoolConfig(Section):
     """A worker that is not ready after this many seconds is lost."""
     answer_timeout_s: float = Field(default=600.0, gt=0)
     """A worker that does not answer for this many seconds is lost."""
+    train_timeout_s: float = Field(default=7200.0, gt=0)
+    """The same for the trainer while it computes a dispatch or a step: it answers when all groups of the dispatch are done."""
 
 
 class EvalConfig(Section):

@@ -68,6 +68,8 @@ class Settings:
     reward_names: tuple[str, ...]
     reward_deadline_s: float
     keep_last: int
+    train_timeout_s: float
+    """Deadline of a dispatch and of a step; every other call has answer_timeout_s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ class Session:
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
         self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
-        self._training = Training(self._trainer, board, watch, settings.gap_warn, post, self.recorder.updated, self.recorder.notice)
+        self._training = Training(
+            self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
+        )
         self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
         self._checkpoints = Checkpoints(
             rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
