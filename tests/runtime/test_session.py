@@ -23,7 +23,7 @@ from paceline.ports.pool import WorkerSpec
 from paceline.runtime.audit import audit
 from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger, LedgerReader
-from paceline.runtime.rundir import RunDir, read_resume
+from paceline.runtime.rundir import Origin, RunDir, read_origin, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError, RewardError, RuleViolated, WorkerLost
@@ -366,6 +366,7 @@ async def test_ctrl_c_twice_while_the_model_is_written_leaves_at_once_and_a_resu
     again = Run(tmp_path, schedule(), resume=True)
     assert (await again.go()).ok
     assert again.session.exported
+    assert read_origin(again.rundir.model) == Origin(2, 3)
     assert again.trained() == []
 
 

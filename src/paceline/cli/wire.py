@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,9 @@ from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
 from paceline.runtime.calls import Seat
 from paceline.runtime.evaluation import EvalPlan
-from paceline.runtime.ledger import Ledger
+from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_resume, write_durably
+from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.task import RowTask
@@ -69,9 +70,9 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
-    path = str(run.model) if run.ledger.is_file() else model
+    path, label = (str(run.model), _exported(run, on_progress)) if run.ledger.is_file() else (model, model)
     chosen = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    return asyncio.run(_evaluate(chosen, model, on_progress))
+    return asyncio.run(_evaluate(chosen, label, on_progress))
 
 
 def audit(run_dir: Path) -> AuditReport:
@@ -79,12 +80,26 @@ def audit(run_dir: Path) -> AuditReport:
     return audit_ledger(run_dir / "ledger.sqlite")
 
 
+def _exported(run: RunDir, on_progress: OnProgress) -> str:
+    """The name of a run's exported model; a notice when the run was continued since and has not written another."""
+    origin = read_origin(run.model)
+    reader = LedgerReader(run.ledger)
+    try:
+        latest = reader.lineages()[-1].id
+    finally:
+        reader.close()
+    if origin.lineage != latest:
+        text = f"{run.model} is the model of lineage {origin.lineage} after update {origin.update}"
+        on_progress(Progress(0, 0, {}, "start", f"{text}; lineage {latest} continued the run and has written none"))
+    return f"{run.root} after update {origin.update}"
+
+
 async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Outcome:
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
     on_progress(Progress(0, config.run.updates, {}, "data", f"task: {_counted(data.task)}"))
-    checkpoint, info = _restored(rundir, identity := _identity(config, data.task))
+    checkpoint, info = _restored(rundir, identity := _identity(config, data.task, data.contents))
     schedule, resume = make_schedule(config), Resume() if info is None else info.resume()
     write_durably(rundir.config, dump(config).encode())
     ledger = Ledger(rundir.ledger)
@@ -155,9 +170,10 @@ def _settings(config: Config) -> Settings:
     )
 
 
-def _identity(config: Config, task: Task) -> dict[str, str]:
+def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[str, str]:
     """What a checkpoint must agree with: data, weights, and everything that says what is generated and what the loss means.
 
+    `contents`: fingerprints of the files that the configuration only names.
     The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages.
     """
     parts = {
@@ -174,7 +190,7 @@ def _identity(config: Config, task: Task) -> dict[str, str]:
     }
     for name, exclude in may_change.items():
         parts |= {f"{name}.{key}": value for key, value in getattr(config, name).model_dump(exclude=exclude).items()}
-    return {name: json.dumps(value) for name, value in parts.items()}
+    return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
 def _eval_plan(config: Config, data: Data) -> EvalPlan:
@@ -274,19 +290,21 @@ def trainer_body(config: Config) -> WorkerBody:
 
 def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
+    from paceline.cli.contents import contents
     from paceline.cli.data import DataBody
     from paceline.models.load import load_tokenizer, positions, resolve
 
     directory = resolve(config.model.path)
-    return DataBody(config, load_tokenizer(directory), positions(directory))
+    return DataBody(config, load_tokenizer(directory), positions(directory), partial(contents, config, resolve))
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rendered tasks."""
+    """Rendered tasks, and for a training run the fingerprints of model and reward files."""
 
     task: RowTask | None
     problems: tuple[Prompt, ...]
+    contents: Mapping[str, str]
 
 
 async def _load_data(pool: Pool, config: Config, *, training: bool, evaluation: bool) -> Data:
@@ -295,6 +313,7 @@ async def _load_data(pool: Pool, config: Config, *, training: bool, evaluation: 
     try:
         await seat.fill(lambda report: None, lambda reason: None)
         rows, problems = await seat.call("load", training, evaluation)
+        contents = await seat.call("contents") if training else {}
     finally:
         await seat.stop(1.0)
-    return Data(None if rows is None else RowTask(**rows), problems)
+    return Data(None if rows is None else RowTask(**rows), problems, contents)

@@ -16,6 +16,8 @@ from paceline.core.schedule import Resume
 from paceline.types.errors import CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
+ORIGIN = "paceline.json"
+"""File of an exported model that says where its weights come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ class ResumeInfo:
     def resume(self) -> Resume:
         """What the machine needs of it."""
         return Resume(self.update, self.version, self.pending, self.next_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which weights of a run an exported model has."""
+
+    lineage: int
+    update: int
 
 
 class RunDir:
@@ -115,6 +125,13 @@ class RunDir:
             shutil.rmtree(old)
         return final
 
+    def seal_model(self, aside: Path, origin: Origin) -> None:
+        """Put an exported model, a directory beside `model`, in the place of an older one."""
+        write_durably(aside / ORIGIN, json.dumps(asdict(origin)).encode())
+        shutil.rmtree(self.model, ignore_errors=True)
+        aside.rename(self.model)
+        sync_directory(self.root)
+
     def _complete(self) -> list[Path]:
         found = [path for path in self.checkpoints.glob("step-*") if COMPLETE.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
@@ -127,6 +144,15 @@ def read_resume(checkpoint: Path) -> ResumeInfo:
         fields: dict[str, Any] = json.loads(path.read_text())
         return ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+def read_origin(model: Path) -> Origin:
+    """Where the weights of a run's exported model come from. Raises CheckpointError when its record is missing or damaged."""
+    path = model / ORIGIN
+    try:
+        return Origin(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 

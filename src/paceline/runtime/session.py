@@ -31,7 +31,7 @@ from paceline.runtime.ledger import Ledger
 from paceline.runtime.recorder import OnProgress, Recorder
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import RolloutFleet
-from paceline.runtime.rundir import RunDir
+from paceline.runtime.rundir import Origin, RunDir
 from paceline.runtime.segments import Segments
 from paceline.runtime.source import Source
 from paceline.runtime.stopwatch import Stopwatch
@@ -241,8 +241,7 @@ class Session:
         aside = self._rundir.model.with_name(".model")
         shutil.rmtree(aside, ignore_errors=True)
         await self._trainer.call("export", str(aside))
-        shutil.rmtree(self._rundir.model, ignore_errors=True)
-        aside.rename(self._rundir.model)
+        self._rundir.seal_model(aside, Origin(self._lineage.id, self.recorder.update))
         self.exported = True
 
     def _instance_lost(self, name: str, reason: str) -> None:
