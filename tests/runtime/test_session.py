@@ -83,7 +83,9 @@ class Run:
                 tuple(WorkerSpec(n, "runtime_bodies:engine", {"instance": n, **self.rollout}) for n in self._names()),
                 (WorkerSpec("reward-0", "runtime_bodies:judge", self.judge),),
             ),
-            settings=Settings(7, Sampling(8), "float64", 0.1, self.answer_timeout_s, ("lengthy",), self.reward_deadline_s, 2, self.train_timeout_s),
+            settings=Settings(
+                7, Sampling(8), "float64", 0.1, self.answer_timeout_s, ("lengthy",), self.reward_deadline_s, 2, self.train_timeout_s
+            ),
             lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,
             eval_plan=EvalPlan(tuple(self.problems.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",))

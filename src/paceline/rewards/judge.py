@@ -94,7 +94,12 @@ class Judge:
             self._loop.close()
 
     def _given(
-        self, parts: Mapping[str, tuple[float | None, ...]], prompt: Prompt, trajectory: Trajectory, i: int, kind: Literal["reward", "outcome"]
+        self,
+        parts: Mapping[str, tuple[float | None, ...]],
+        prompt: Prompt,
+        trajectory: Trajectory,
+        i: int,
+        kind: Literal["reward", "outcome"],
     ) -> list[tuple[float, float]]:
         """(weight, value) of the functions of a kind that apply to a trajectory, at least one."""
         counted = [(part.weight, parts[part.reward.name][i]) for part in self.parts if part.outcome or kind == "reward"]

@@ -115,7 +115,9 @@ class Session:
         self._training = Training(
             self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
         )
-        self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
+        self._weights = Weights(
+            store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post, self.recorder.notice
+        )
         self._checkpoints = Checkpoints(
             rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
         )
