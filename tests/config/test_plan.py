@@ -52,6 +52,7 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
             "eval.every=4",
             "run.checkpoint_every=3",
             "pool.answer_timeout_s=7",
+            "pool.train_timeout_s=70",
             "reward.0.timeout_s=2",
             "reward.1.kind=exact",
         )
@@ -59,7 +60,8 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
     deadlines = dict(s.deadlines)
     assert (s.evaluate_every, s.checkpoint_every) == (4, 3)
     assert set(deadlines) == set(DEADLINES)
-    assert {seconds for kind, seconds in deadlines.items() if kind != "materialize"} == {7.0}
+    assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch")} == {7.0}
+    assert deadlines["dispatch"] == 70.0
     assert deadlines["materialize"] == 12.0
 
 

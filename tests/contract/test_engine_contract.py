@@ -183,6 +183,23 @@ def test_an_impossible_request_fails_with_its_reason_and_leaves_the_others_alone
     assert sorted((r.group, r.sample) for r in results if isinstance(r, Trajectory)) == [(0, 0), (0, 1)]
 
 
+def test_training_and_evaluation_of_the_same_numbers_are_aborted_apart(make):
+    for gone, left in (("eval", "train"), ("train", "eval")):
+        engine = make(slots=3)
+        engine.submit([ask(0, sample, purpose=purpose) for purpose in ("train", "eval") for sample in range(3)])
+        engine.step()
+        assert engine.abort(0, 0, gone)
+        assert engine.abort(0, 2, gone)
+        assert not engine.abort(0, 2, gone)
+        assert sorted((r.purpose, r.sample) for r in drain(engine)) == sorted([(gone, 1), (left, 0), (left, 1), (left, 2)])
+
+
+def test_a_failure_says_whose_it_is(make):
+    engine = make(kv_tokens=16)
+    engine.submit([ask(0, 0, max_tokens=100, purpose="eval"), ask(0, 0, max_tokens=100)])
+    assert [failure.purpose for failure in drain(engine)] == ["eval", "train"]
+
+
 def test_an_aborted_trajectory_never_comes_back_and_frees_its_memory(make):
     engine = make(slots=2)
     engine.submit([ask(0, s, stop_ids=(), max_tokens=40) for s in range(4)])

@@ -153,6 +153,14 @@ def test_a_client_bound_to_an_event_loop_lives_across_calls() -> None:
     function.close()
 
 
+def test_a_timeout_of_the_functions_own_is_an_exception_of_it_and_no_missed_deadline() -> None:
+    async def client(completions: list[str]) -> list[float]:
+        raise TimeoutError("the service is slow")
+
+    with pytest.raises(RewardError, match=r"reward client raised TimeoutError on row 7 of sums .*: the service is slow"):
+        values(FunctionReward(client, timeout_s=5.0), "a")
+
+
 def test_an_async_function_that_is_late_is_an_error_naming_function_and_row() -> None:
     reward = FunctionReward(functools.partial(slow, 30.0), timeout_s=0.05)
     with pytest.raises(RewardError, match=r"reward slow gave no answer within 0.05 s on row 7 of sums \(group 5, samples 0-1\)"):

@@ -18,6 +18,7 @@ from paceline.rewards.worker import JudgeBody, create
 from paceline.tasks import load
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Trajectory
+from paceline.types.signal import has_signal
 
 IDS = np.arange(3, dtype=np.int32)
 
@@ -47,6 +48,22 @@ def test_the_outcome_leaves_shaping_out() -> None:
     assert group.outcomes == (0.0, 0.0, 0.0, 0.0)
     assert group.rewards == (0.0, 0.12, 0.3, 0.05)
     assert group.parts == {"right": (0.0,) * 4, "shaping": (0.0, 0.12, 0.3, 0.05)}
+
+
+def test_partial_credit_is_reward_and_no_outcome() -> None:
+    graded = table("graded", {"a": 0.0, "b": 0.12, "c": 0.3, "d": 0.05, "e": 0.999, "f": 1.0, "g": 2.5})
+    group = Judge([Part(graded)]).score_group(prompt(), samples("a", "b", "c", "d"))
+    assert group.rewards == (0.0, 0.12, 0.3, 0.05)
+    assert group.outcomes == (0.0, 0.0, 0.0, 0.0)
+    assert not has_signal(group.outcomes)
+    assert Judge([Part(graded, 0.5)]).score_group(prompt(), samples("d", "e", "f", "g")).outcomes == (0.0, 0.0, 1.0, 1.0)
+
+
+def test_the_outcome_of_several_functions_is_the_share_that_says_right_whatever_their_weights() -> None:
+    first, second = table("a", {"x": 1.0, "y": 1.0, "z": 0.5}), table("b", {"x": 1.0, "y": 0.0, "z": None})
+    group = Judge([Part(first, 3.0), Part(second, 0.0)]).score_group(prompt(), samples("x", "y", "z"))
+    assert group.rewards == (3.0, 3.0, 1.5)
+    assert group.outcomes == (1.0, 0.5, 0.0)
 
 
 def test_a_function_that_does_not_apply_leaves_the_sum() -> None:
@@ -93,7 +110,7 @@ def test_permuted_rewards_are_the_same_rewards_elsewhere_within_the_group() -> N
         trajectories = samples(*"abcdefgh", group=number)
         group = control.score_group(prompt(), trajectories)
         assert sorted(group.rewards) == sorted(plain.score_group(prompt(), trajectories).rewards)
-        assert group.rewards == group.outcomes
+        assert group.outcomes == tuple(float(reward >= 1.0) for reward in group.rewards), "permuted alike"
         assert group.parts == {"computed": tuple(map(float, range(8)))}
         assert group == control.score_group(prompt(), trajectories)
         moved += sum(value != i for i, value in enumerate(group.rewards))

@@ -27,10 +27,12 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given."""
+    """Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given;
+    says and does nothing any more after its first requests when `silent`."""
 
-    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool) -> None:
+    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool = False) -> None:
         super().__init__(engine)
+        self.silent, self.stuck = silent, False
         self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -42,7 +44,13 @@ class Rollout(RolloutBody):
             and self.once
         ):
             raise SystemExit(9)
+        if self.stuck:
+            return asyncio.Event().wait()
+        self.stuck = self.silent and method == "submit"
         return super().call(method, *arguments)
+
+    def tick(self) -> Any:
+        return None if self.stuck else super().tick()
 
 
 def engine(
@@ -55,6 +63,7 @@ def engine(
     wrong_checksum: bool = False,
     wrong_probe: bool = False,
     no_probe: bool = False,
+    silent: bool = False,
 ) -> WorkerBody:
     def fail(request: Request) -> str | None:
         return "out of luck" if (request.group, request.sample) == fails_on and request.attempt < failures else None
@@ -63,17 +72,25 @@ def engine(
         return -1.0 - ((token * 31 + version) % 7) + (0.5 if wrong_probe and version else 0.0)
 
     extra: dict[str, Any] = {"checksum": lambda ref, location: "something else"} if wrong_checksum else {}
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once, no_probe)
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once, no_probe, silent)
 
 
 class TrainerThat(TrainerBody):
-    """Raises or dies at a step."""
+    """Raises or dies at a step; never ends an export when it `hangs`; needs `takes_s` seconds for a dispatch."""
 
-    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int) -> None:
+    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool, takes_s: float) -> None:
         super().__init__(trainer)
-        self.raises_at, self.dies_at, self.steps = raises_at, dies_at, 0
+        self.raises_at, self.dies_at, self.hangs, self.takes_s, self.steps = raises_at, dies_at, hangs, takes_s, 0
+
+    async def _slowly(self, *arguments: Any) -> Any:
+        await asyncio.sleep(self.takes_s)
+        return super().call("accumulate", *arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
+        if method == "accumulate" and self.takes_s:
+            return self._slowly(*arguments)
+        if method == "export" and self.hangs:
+            return asyncio.Event().wait()
         if method == "step":
             self.steps += 1
             if self.steps == self.raises_at:
@@ -83,8 +100,8 @@ class TrainerThat(TrainerBody):
         return super().call(method, *arguments)
 
 
-def trainer(raises_at: int = 0, dies_at: int = 0) -> WorkerBody:
-    return TrainerThat(FakeTrainer(), raises_at, dies_at)
+def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: float = 0.0) -> WorkerBody:
+    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs, takes_s)
 
 
 class JudgeOf:

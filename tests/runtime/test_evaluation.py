@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from runtime_bodies import JudgeOf
@@ -20,7 +21,7 @@ class World:
     def __init__(self, plan: EvalPlan, *, fails_on: int | None = None) -> None:
         self.engines = {name: FakeEngine(instance=name, fail=lambda r: "no" if r.group == fails_on else None) for name in ("a", "b")}
         self.requests: dict[str, list[Request]] = {"a": [], "b": []}
-        self.cancelled: list[tuple[int, int]] = []
+        self.taken_back = 0
         self.judge = JudgeOf(None, None, False)
         self.evaluation = Evaluation(plan, self.submit, self.cancel, self.score)
 
@@ -29,7 +30,7 @@ class World:
         self.engines[name].submit(requests)
 
     async def cancel(self, name: str, group: int, sample: int) -> None:
-        self.cancelled.append((group, sample))
+        self.taken_back += self.engines[name].abort(group, sample, "eval")
 
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
         group: ScoredGroup = self.judge.score(prompt, trajectories)
@@ -81,10 +82,12 @@ async def test_an_answer_is_correct_when_every_outcome_function_gives_one() -> N
 
 
 async def test_a_refused_problem_fails_the_evaluation_by_name_and_takes_the_rest_back() -> None:
-    world = World(PLAN, fails_on=1)
+    world = World(replace(PLAN, sampling=Sampling(max_tokens=200)), fails_on=1)
     with pytest.raises(EngineError, match="evaluation problem 1"):
         await run(world)
-    assert set(world.cancelled) <= {(g, s) for g in range(3) for s in range(3)}
+    assert world.taken_back > 0
+    loads = [engine.load_state() for engine in world.engines.values()]
+    assert [(load.running, load.waiting) for load in loads] == [(0, 0), (0, 0)]
 
 
 async def test_a_lost_instance_fails_the_evaluation_at_once() -> None:

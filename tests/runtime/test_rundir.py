@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.schedule import Resume
-from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_resume
+from paceline.runtime.rundir import Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
 from paceline.types.errors import CheckpointError, ConfigError
 
 INFO = ResumeInfo(update=4, version=2, pending=(5, 7), next_index=9, lineage=1, identity={"task": "abc", "model.path": "m"})
@@ -33,6 +33,7 @@ def test_a_second_controller_is_refused_while_the_first_holds_the_lock(tmp_path:
 def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to resume"):
         opened(tmp_path / "empty", resume=True)
+    assert not (tmp_path / "empty").exists(), "a misspelt name leaves nothing behind"
     (tmp_path / "ledger.sqlite").touch()
     with pytest.raises(ConfigError, match="--resume"):
         opened(tmp_path)
@@ -74,6 +75,19 @@ def test_sealing_the_same_update_again_replaces_the_checkpoint(tmp_path: Path) -
     final = seal(rundir, 3, "new")
     assert (final / "trainer.bin").read_text() == "new"
     assert [path.name for path in rundir.checkpoints.iterdir()] == ["step-3"]
+
+
+def test_an_exported_model_takes_the_place_of_an_older_one_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    for lineage, update in ((1, 4), (2, 8)):
+        aside = tmp_path / ".model"
+        aside.mkdir()
+        (aside / f"weights-{update}").touch()
+        rundir.seal_model(aside, Origin(lineage, update))
+        assert read_origin(rundir.model) == Origin(lineage, update)
+        assert sorted(path.name for path in rundir.model.iterdir()) == ["paceline.json", f"weights-{update}"]
+    with pytest.raises(CheckpointError, match=r"paceline\.json: cannot be read"):
+        read_origin(tmp_path)
 
 
 def test_a_damaged_resume_file_is_an_error_that_names_it(tmp_path: Path) -> None:

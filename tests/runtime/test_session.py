@@ -23,7 +23,7 @@ from paceline.ports.pool import WorkerSpec
 from paceline.runtime.audit import audit
 from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger, LedgerReader
-from paceline.runtime.rundir import RunDir, read_resume
+from paceline.runtime.rundir import Origin, RunDir, read_origin, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError, RewardError, RuleViolated, WorkerLost
@@ -57,6 +57,8 @@ class Run:
     judge: dict[str, Any] = field(default_factory=dict)
     instances: int = 2
     reward_deadline_s: float = 5.0
+    answer_timeout_s: float = 5.0
+    train_timeout_s: float = 5.0
     evaluates: bool = False
     problems: MemoryTask = TASK
     resume: bool = False
@@ -81,7 +83,9 @@ class Run:
                 tuple(WorkerSpec(n, "runtime_bodies:engine", {"instance": n, **self.rollout}) for n in self._names()),
                 (WorkerSpec("reward-0", "runtime_bodies:judge", self.judge),),
             ),
-            settings=Settings(7, Sampling(8), "float64", 0.1, 5.0, ("lengthy",), self.reward_deadline_s, 2),
+            settings=Settings(
+                7, Sampling(8), "float64", 0.1, self.answer_timeout_s, ("lengthy",), self.reward_deadline_s, 2, self.train_timeout_s
+            ),
             lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,
             eval_plan=EvalPlan(tuple(self.problems.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",))
@@ -250,6 +254,14 @@ async def test_an_exception_in_the_trainer_ends_the_run_at_once_with_its_name(tm
     assert time.monotonic() - began < 5
 
 
+async def test_a_long_update_has_a_deadline_of_its_own(tmp_path: Path) -> None:
+    patient = Run(tmp_path / "patient", schedule(total_updates=1), trainer={"takes_s": 0.6}, answer_timeout_s=0.3)
+    assert (await patient.go()).ok
+    run = Run(tmp_path / "short", schedule(total_updates=1), trainer={"takes_s": 0.6}, train_timeout_s=0.1)
+    with pytest.raises(WorkerLost, match="trainer"):
+        await run.go()
+
+
 async def test_a_lost_trainer_ends_the_run_by_name(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(), trainer={"dies_at": 2})
     with pytest.raises(WorkerLost, match="trainer"):
@@ -343,6 +355,21 @@ async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 3
     assert run.session.interrupted
     assert run.records(Checkpoint) == []
+
+
+async def test_ctrl_c_twice_while_the_model_is_written_leaves_at_once_and_a_resume_writes_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), watch=signals("export", "export"), trainer={"hangs": True})
+    began = time.monotonic()
+    assert (await run.go()).ok
+    assert time.monotonic() - began < 3
+    assert run.session.interrupted
+    assert not run.session.exported
+    assert any("once more to leave now" in progress.message for progress in run.said)
+    again = Run(tmp_path, schedule(), resume=True)
+    assert (await again.go()).ok
+    assert again.session.exported
+    assert read_origin(again.rundir.model) == Origin(2, 3)
+    assert again.trained() == []
 
 
 async def test_ctrl_c_while_workers_start_leaves_none(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def run(path: Path, *steps: tuple[str, int], value: float = 0.0) -> JsonlTracker
 def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "m.jsonl")
     tracker.log("update", 1, {"reward": 0.5})
-    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"axis": "update", "step": 1, "lineage": 0, "reward": 0.5}
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"axis": "update", "step": 1, "lineage": 1, "reward": 0.5}
 
 
 def test_numpy_values_become_plain_and_non_finite_ones_strings(tmp_path: Path) -> None:
@@ -69,16 +69,25 @@ def test_a_resumed_run_marks_its_lines_and_voids_those_it_repeats(tmp_path: Path
     path = tmp_path / "m.jsonl"
     run(path, *[("update", s) for s in range(199, 204)], ("eval", 200))
     resumed = run(path, ("update", 201), ("update", 202), value=1.0)
-    assert resumed.lineage == 1
+    assert resumed.lineage == 2
     rows = read(path)
     assert [(r["axis"], r["step"], r["lineage"]) for r in rows] == [
-        ("update", 199, 0),
-        ("update", 200, 0),
-        ("eval", 200, 0),
-        ("update", 201, 1),
-        ("update", 202, 1),
+        ("update", 199, 1),
+        ("update", 200, 1),
+        ("eval", 200, 1),
+        ("update", 201, 2),
+        ("update", 202, 2),
     ]
     assert len(path.read_text().splitlines()) == 8
+
+
+def test_lineages_are_those_of_the_run_where_it_says_them_and_never_go_back(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    for lineage in (1, 4):  # the lineages between ended before they wrote a line
+        JsonlTracker(path, lineage).log("update", 1, {"x": 0})
+    assert [row["lineage"] for row in read(path)] == [4]
+    with pytest.raises(DataError, match="lineage 4 after lineage 4"):
+        JsonlTracker(path, 4)
 
 
 def test_an_opened_file_knows_the_last_step_of_every_axis(tmp_path: Path) -> None:
@@ -94,7 +103,7 @@ def test_a_line_cut_short_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
     run(path, ("update", 1), ("update", 2))
     path.write_bytes(path.read_bytes()[:-9])
     run(path, ("update", 2), ("update", 3))
-    assert [(r["step"], r["lineage"]) for r in read(path)] == [(1, 0), (2, 1), (3, 1)]
+    assert [(r["step"], r["lineage"]) for r in read(path)] == [(1, 1), (2, 2), (3, 2)]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_after_any_resumes_each_step_has_one_line_and_steps_ascend(
 ) -> None:
     path = tmp_path_factory.mktemp("m") / "m.jsonl"
     truth: dict[int, int] = {}
-    for lineage, (first, count) in enumerate(runs):
+    for lineage, (first, count) in enumerate(runs, start=1):
         run(path, *[("update", s) for s in range(first, first + count)])
         truth = {s: owner for s, owner in truth.items() if s < first} | dict.fromkeys(range(first, first + count), lineage)
     assert [(r["step"], r["lineage"]) for r in read(path)] == sorted(truth.items())

@@ -125,10 +125,19 @@ def test_the_deviation_of_the_batch_needs_the_whole_update_in_one_dispatch(tiny:
     assert bench.trainer.step().groups == (0, 1)
 
 
-def test_a_group_without_signal_has_no_gradient_even_when_shaping_varies_its_rewards(tiny: Path) -> None:
+def test_a_group_that_is_kept_learns_from_its_rewards_alone_whatever_its_outcomes(tiny: Path) -> None:
+    def gradient(**options: Any) -> torch.Tensor:
+        bench = Bench(tiny)
+        bench.trainer.accumulate([group(0, (0.0, 0.12, 0.30, 0.05), **options)])
+        return bench.gradient()
+
+    assert gradient(outcomes=[0.0] * 4).abs().max() > 0, "shaping teaches in an all-wrong group"
+    assert torch.equal(gradient(outcomes=[0.0] * 4), gradient(outcomes=[0.0, 0.0, 1.0, 0.0]))
+
+
+def test_a_group_of_equal_rewards_has_no_gradient_and_counts_in_the_denominator(tiny: Path) -> None:
     bench = Bench(tiny)
-    shaped = group(0, (0.0, 0.12, 0.30, 0.05), outcomes=[0.0] * 4)
-    bench.trainer.accumulate([shaped])
+    bench.trainer.accumulate([group(0, (0.3,) * 4, outcomes=[0.0] * 4)])
     assert (bench.gradient() == 0).all()
     bench.trainer.accumulate([group(1)])
     report = bench.trainer.step()
@@ -321,7 +330,7 @@ def test_parts_that_cancel_leave_no_gradient_although_outcomes_differ(tiny: Path
     assert bench.trainer.step().metrics["loss"] == 0.0
 
 
-def test_the_overlong_penalty_moves_the_advantage_of_long_samples_where_the_outcomes_differ(tiny: Path) -> None:
+def test_the_overlong_penalty_moves_the_advantage_of_long_samples(tiny: Path) -> None:
     def gradient(buffer: int, rewards: tuple[float, ...], outcomes: list[float]) -> torch.Tensor:
         algorithm = {"overlong_buffer": buffer, "advantage": "group_mean"}
         bench = Bench(tiny, dtype="float64", algorithm=algorithm, rollout={"max_tokens": 4})
@@ -331,7 +340,7 @@ def test_the_overlong_penalty_moves_the_advantage_of_long_samples_where_the_outc
     # Completions of 3, 2, 4 tokens: with a buffer of 2 below 4 the penalties are 0.5, 0 and 1.
     outcomes = [1.0, 0.0, 1.0]
     assert torch.equal(gradient(2, (1.0, 0.0, 1.0), outcomes), gradient(0, (0.5, 0.0, 0.0), outcomes))
-    assert (gradient(2, (0.0, 0.0, 0.0), [0.0] * 3) == 0).all(), "it cannot make a signal of its own"
+    assert torch.equal(gradient(2, (0.0, 0.0, 0.0), [0.0] * 3), gradient(0, (-0.5, 0.0, -1.0), [0.0] * 3)), "where all are wrong too"
 
 
 def test_under_a_filter_the_ratio_compares_kept_sets_and_the_gap_full_vocabularies(tiny: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.config.schema import Config, TaskConfig
@@ -16,10 +16,16 @@ EVAL_ORDER = 0
 
 
 class DataBody:
-    """WorkerBody with one method, `load`."""
+    """WorkerBody with two methods, `load` and `contents`."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, positions: int | None = None) -> None:
-        """positions: tokens that the model can hold in one text; None = unknown. Raises ConfigError when none is left for a prompt."""
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, positions: int | None = None, contents: Callable[[], dict[str, str]] = dict
+    ) -> None:
+        """positions: tokens that the model can hold in one text; None = unknown. Raises ConfigError when none is left for a prompt.
+
+        contents: fingerprints of the files that the configuration names.
+        """
+        self._contents = contents
         self._config = config
         self._tokenizer = tokenizer
         most, sampled = config.rollout.max_prompt_tokens, config.rollout.max_tokens
@@ -31,9 +37,9 @@ class DataBody:
             raise ConfigError(f"rollout.max_tokens = {sampled}: the model has {positions} positions, which leave none for a prompt")
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Answer `load(training, evaluation)`."""
-        assert method == "load", f"a data worker has no method {method}"
-        return self._load(*arguments)
+        """Answer `load(training, evaluation)` or `contents()`."""
+        assert method in ("load", "contents"), f"a data worker has no method {method}"
+        return self._load(*arguments) if method == "load" else self._contents()
 
     def tick(self) -> Sequence[Any] | None:
         """No work of its own."""

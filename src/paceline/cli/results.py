@@ -23,7 +23,7 @@ def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Co
         plain(out, line)
     if outcome.model:
         plain(out, f"model: {outcome.model}")
-    if outcome.resumable and outcome.update < outcome.total:
+    if outcome.resumable and (outcome.update < outcome.total or outcome.interrupted):
         plain(out, "continue it with --resume")
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
 

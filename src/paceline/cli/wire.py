@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,11 @@ from paceline.core.evaluation import summarize
 from paceline.core.schedule import Resume
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
+from paceline.runtime.calls import Seat
 from paceline.runtime.evaluation import EvalPlan
-from paceline.runtime.ledger import Ledger
+from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_resume, write_durably
+from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.task import RowTask
@@ -40,6 +42,7 @@ from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
     from paceline.ports.data import Task
+    from paceline.ports.pool import Pool
 
 
 def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None) -> Outcome:
@@ -67,9 +70,9 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
-    path = str(run.model) if run.ledger.is_file() else model
+    path, label = (str(run.model), _exported(run, on_progress)) if run.ledger.is_file() else (model, model)
     chosen = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    return asyncio.run(_evaluate(chosen, model, on_progress))
+    return asyncio.run(_evaluate(chosen, label, on_progress))
 
 
 def audit(run_dir: Path) -> AuditReport:
@@ -77,12 +80,26 @@ def audit(run_dir: Path) -> AuditReport:
     return audit_ledger(run_dir / "ledger.sqlite")
 
 
+def _exported(run: RunDir, on_progress: OnProgress) -> str:
+    """The name of a run's exported model; a notice when the run was continued since and has not written another."""
+    origin = read_origin(run.model)
+    reader = LedgerReader(run.ledger)
+    try:
+        latest = reader.lineages()[-1].id
+    finally:
+        reader.close()
+    if origin.lineage != latest:
+        text = f"{run.model} is the model of lineage {origin.lineage} after update {origin.update}"
+        on_progress(Progress(0, 0, {}, "start", f"{text}; lineage {latest} continued the run and has written none"))
+    return f"{run.root} after update {origin.update}"
+
+
 async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Outcome:
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
     on_progress(Progress(0, config.run.updates, {}, "data", f"task: {_counted(data.task)}"))
-    checkpoint, info = _restored(rundir, identity := _identity(config, data.task))
+    checkpoint, info = _restored(rundir, identity := _identity(config, data.task, data.contents))
     schedule, resume = make_schedule(config), Resume() if info is None else info.resume()
     write_durably(rundir.config, dump(config).encode())
     ledger = Ledger(rundir.ledger)
@@ -98,7 +115,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
             store=FileStore(rundir.weights),
             rundir=rundir,
             ledger=ledger,
-            trackers=[JsonlTracker(rundir.metrics)],
+            trackers=[JsonlTracker(rundir.metrics, lineage)],
             on_progress=on_progress,
         )
         stop = await session.run()
@@ -109,7 +126,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         reason=stop.reason,
         update=session.recorder.update,
         total=schedule.total_updates,
-        interrupted=session.interrupted and session.recorder.update < schedule.total_updates,
+        interrupted=session.interrupted and (session.recorder.update < schedule.total_updates or not session.exported),
         model=str(rundir.model) if session.exported else "",
         resumable=rundir.latest_checkpoint() is not None,
     )
@@ -149,12 +166,14 @@ def _settings(config: Config) -> Settings:
         reward_names=tuple(reward_name(reward) for reward in config.reward),
         reward_deadline_s=sum(reward.timeout_s for reward in config.reward),
         keep_last=config.run.keep_last,
+        train_timeout_s=config.pool.train_timeout_s,
     )
 
 
-def _identity(config: Config, task: Task) -> dict[str, str]:
+def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[str, str]:
     """What a checkpoint must agree with: data, weights, and everything that says what is generated and what the loss means.
 
+    `contents`: fingerprints of the files that the configuration only names.
     The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages.
     """
     parts = {
@@ -171,7 +190,7 @@ def _identity(config: Config, task: Task) -> dict[str, str]:
     }
     for name, exclude in may_change.items():
         parts |= {f"{name}.{key}": value for key, value in getattr(config, name).model_dump(exclude=exclude).items()}
-    return {name: json.dumps(value) for name, value in parts.items()}
+    return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
 def _eval_plan(config: Config, data: Data) -> EvalPlan:
@@ -271,26 +290,30 @@ def trainer_body(config: Config) -> WorkerBody:
 
 def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
+    from paceline.cli.contents import contents
     from paceline.cli.data import DataBody
     from paceline.models.load import load_tokenizer, positions, resolve
 
     directory = resolve(config.model.path)
-    return DataBody(config, load_tokenizer(directory), positions(directory))
+    return DataBody(config, load_tokenizer(directory), positions(directory), partial(contents, config, resolve))
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rendered tasks."""
+    """Rendered tasks, and for a training run the fingerprints of model and reward files."""
 
     task: RowTask | None
     problems: tuple[Prompt, ...]
+    contents: Mapping[str, str]
 
 
-async def _load_data(pool: ProcessPool, config: Config, *, training: bool, evaluation: bool) -> Data:
+async def _load_data(pool: Pool, config: Config, *, training: bool, evaluation: bool) -> Data:
     """Read and render the tasks in a worker that ends afterwards; every row that cannot be used is refused here."""
-    worker = await pool.start(WorkerSpec("data", f"{__name__}:data_body", {"config": config}), lambda report: None, lambda reason: None)
+    seat = Seat(pool, WorkerSpec("data", f"{__name__}:data_body", {"config": config}), config.pool.answer_timeout_s)
     try:
-        rows, problems = await worker.call("load", training, evaluation)
+        await seat.fill(lambda report: None, lambda reason: None)
+        rows, problems = await seat.call("load", training, evaluation)
+        contents = await seat.call("contents") if training else {}
     finally:
-        await worker.stop(1.0)
-    return Data(None if rows is None else RowTask(**rows), problems)
+        await seat.stop(1.0)
+    return Data(None if rows is None else RowTask(**rows), problems, contents)

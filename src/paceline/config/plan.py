@@ -107,8 +107,8 @@ def _buffer(s: ScheduleConfig) -> int:
 
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
     """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
-    answers = dict.fromkeys(DEADLINES, config.pool.answer_timeout_s)
-    return tuple((answers | {"materialize": sum(reward.timeout_s for reward in config.reward)}).items())
+    own = {"dispatch": config.pool.train_timeout_s, "materialize": sum(reward.timeout_s for reward in config.reward)}
+    return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
 
 
 def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:

@@ -109,7 +109,9 @@ class RewardConfig(Section):
     """numeric: `marker` (text before the answer; given, it is required, else no credit), `which` (`last`, `first`), `percent`
     (`loose`, `strict`). exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword arguments of yours."""
     outcome: bool = True
-    """Whether this function counts in the raw outcome that the group filter judges."""
+    """Whether this function tells right from wrong, for the group filter and the evaluation: a value of at least 1 is right, less is
+    wrong. Set it to false for shaping. `schedule.no_signal` says what becomes of a group whose outcomes are equal; the reward counts in
+    the advantage either way."""
     timeout_s: float = Field(default=10.0, gt=0)
     """Deadline of one batch of calls, seconds."""
 
@@ -182,7 +184,8 @@ class ScheduleConfig(Section):
     in_flight_groups: int | None = Field(default=None, ge=1)
     """I, streaming and multiversion: groups requested and not consumed, at most; default all that the bound admits."""
     no_signal: Literal["keep", "drop", "refill"] = "keep"
-    """A group of equal raw outcomes: `keep` counts it with zero advantage, `drop` leaves it out, `refill` takes another prompt."""
+    """A group of equal outcomes, all right or all wrong: `keep` trains on it as on any other (its rewards decide: partial credit and
+    shaping teach, equal rewards give zero advantages), `drop` leaves it out, `refill` takes another prompt."""
     refill_limit: int = Field(default=3, ge=0)
     """no_signal = refill: replacements per place, at most."""
     empty_limit: int = Field(default=10, ge=0)
@@ -223,7 +226,7 @@ class AlgorithmConfig(Section):
     reference: str | None = None
     """Reference model (path); unset = the starting weights."""
     mask_kl_without_signal: bool = False
-    """Leave the KL term out for groups without signal."""
+    """Leave the KL term out for groups of equal rewards, whose advantages are all zero."""
     mask_truncated: bool = False
     """Samples cut at max_tokens do not enter the loss nor its denominator."""
     overlong_buffer: int = Field(default=0, ge=0)
@@ -278,6 +281,8 @@ class PoolConfig(Section):
     """A worker that is not ready after this many seconds is lost."""
     answer_timeout_s: float = Field(default=600.0, gt=0)
     """A worker that does not answer for this many seconds is lost."""
+    train_timeout_s: float = Field(default=7200.0, gt=0)
+    """The same for the trainer while it computes a dispatch or a step: it answers when all groups of the dispatch are done."""
 
 
 class EvalConfig(Section):

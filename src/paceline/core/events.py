@@ -120,7 +120,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLive:
-    """Answers LoadWeights. `fingerprint` is what arrived; `probe_error` the largest log-prob difference to the trainer's probe."""
+    """Answers LoadWeights. `fingerprint` is what arrived, `probe_error` how far its probe is from the trainer's by the measure that comes
+    nearest to its bound, or furthest beyond it; `probe_bound` is that bound."""
 
     command: int
     instance: str

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from paceline.engines.attention import PromptKV, Track
 from paceline.engines.endings import Ending
 from paceline.engines.pages import PagePool
-from paceline.types.records import Request
+from paceline.types.records import Purpose, Request
 
 PromptKey = tuple[int, bytes]
 """(policy version, prompt ids)."""
@@ -112,10 +112,11 @@ class Scheduler:
         self.running.remove(row)
         self._leave(row)
 
-    def abort(self, group: int, sample: int) -> bool:
-        """Forget everything of (group, sample); False if there is nothing."""
-        rows = [row for row in self.running if _is(row.job, group, sample)]
-        jobs = [job for job in self.waiting if _is(job, group, sample)]
+    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+        """Forget everything of (group, sample, purpose); False if there is nothing."""
+        key = (group, sample, purpose)
+        rows = [row for row in self.running if _key(row.job.request) == key]
+        jobs = [job for job in self.waiting if _key(job.request) == key]
         for row in rows:
             self.finish(row)
         for job in jobs:
@@ -199,5 +200,5 @@ class Scheduler:
             self._pool.release(self._prompts.pop(key).span)
 
 
-def _is(job: Job, group: int, sample: int) -> bool:
-    return (job.request.group, job.request.sample) == (group, sample)
+def _key(request: Request) -> tuple[int, int, Purpose]:
+    return request.group, request.sample, request.purpose

@@ -22,7 +22,7 @@ from paceline.models.store import fingerprint
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.types.errors import ConfigError, EngineError
 from paceline.types.progress import ProbeReport
-from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Request, Trajectory
+from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
 
 PREFILL_TOKENS = 4096
@@ -82,7 +82,7 @@ class TorchEngine:
         for request in requests:
             reason = self._refusal(request)
             if reason is not None:
-                self._refused.append(Failure(request.group, request.sample, request.attempt, reason))
+                self._refused.append(Failure(request.group, request.sample, request.attempt, reason, request.purpose))
                 continue
             ids = np.ascontiguousarray(request.prompt_ids, dtype=np.int64)
             numbers = stream_key(request.seed, request.purpose, request.group, request.sample)
@@ -113,9 +113,9 @@ class TorchEngine:
         waiting = len(self._scheduler.waiting) + len(self._refused)
         return EngineLoad(used, len(self._scheduler.running), waiting, self._tokens)
 
-    def abort(self, group: int, sample: int) -> bool:
-        """Forget a trajectory, running or waiting; its KV memory is free at once."""
-        return self._scheduler.abort(group, sample)
+    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+        """Forget a trajectory of this purpose, running or waiting; its KV memory is free at once."""
+        return self._scheduler.abort(group, sample, purpose)
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -225,7 +225,7 @@ class TorchEngine:
             request = row.job.request
             if not finite:
                 reason = f"version {request.version} gives logits that are not finite at token {len(row.tokens)} after the prompt"
-                ended.append(Failure(request.group, request.sample, request.attempt, reason))
+                ended.append(Failure(request.group, request.sample, request.attempt, reason, request.purpose))
                 self._scheduler.finish(row)
                 continue
             row.tokens.append(token)

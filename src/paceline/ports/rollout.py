@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.types.progress import ProbeReport
-from paceline.types.records import Request, Trajectory
+from paceline.types.records import Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
 
 
@@ -19,6 +19,7 @@ class Failure:
     sample: int
     attempt: int
     error: str
+    purpose: Purpose = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Engine(Protocol):
 class Cancels(Protocol):
     """An engine that can give work up."""
 
-    def abort(self, group: int, sample: int) -> bool:
-        """Forget a trajectory; False if it is not there (finished, never submitted)."""
+    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+        """Forget a trajectory of this purpose; False if it is not there (finished, never submitted)."""
 
 
 class HoldsWeights(Protocol):

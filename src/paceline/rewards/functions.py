@@ -36,6 +36,10 @@ class Starts(Protocol):
         """Begin scoring; an async function then runs beside whatever the caller does next."""
 
 
+class TooLate(Exception):
+    """Our own deadline has passed: a TimeoutError may be the function's own, e.g. of a client it calls."""
+
+
 class Loop:
     """An event loop in a thread of its own, started on first use, so that clients bound to a loop live across calls."""
 
@@ -43,7 +47,7 @@ class Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, awaitable: Awaitable[Any], timeout_s: float) -> concurrent.futures.Future[Any]:
-        """Run `awaitable`; the future fails with TimeoutError after `timeout_s` seconds."""
+        """Run `awaitable`; the future fails with TooLate after `timeout_s` seconds."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), name="paceline-rewards", daemon=True).start()
@@ -62,7 +66,13 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _within(awaitable: Awaitable[Any], timeout_s: float) -> Any:
-    return await asyncio.wait_for(awaitable, timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            return await awaitable
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise TooLate from None
 
 
 class FunctionReward:
@@ -122,8 +132,11 @@ class FunctionReward:
 
     def _wait(self, future: concurrent.futures.Future[Any], row: str) -> Any:
         try:
-            return future.result(self._timeout_s + _GRACE_S)
-        except TimeoutError as error:
+            concurrent.futures.wait([future], self._timeout_s + _GRACE_S)
+            if not future.done():
+                raise TooLate
+            return future.result()
+        except TooLate as error:
             raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {row}") from error
         # As above: the function is the user's.
         except Exception as error:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from paceline.config.schema import RewardConfig
 from paceline.ports.data import Reward
@@ -17,6 +17,7 @@ from paceline.rewards.resolve import resolve
 from paceline.rewards.verifiers import Scorer, TaskReward, VerifierReward
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, ScoredGroup, Trajectory
+from paceline.types.signal import RIGHT
 
 _SHOWN = 10
 _ARGUMENTS = {"numeric": ("marker", "which", "percent"), "exact": ("marker",), "task": ("answer", "marker")}
@@ -32,8 +33,8 @@ class Part:
 
 
 class Judge:
-    """Scores groups. reward = sum of weight x value over the functions that apply (value not None); outcome = the same over `outcome`
-    functions.
+    """Scores groups. reward = sum of weight x value over the functions that apply (value not None); outcome = share of the `outcome`
+    functions that apply whose value reaches 1, whatever their weight: partial credit is reward, and no outcome.
 
     With `permute_seed`, rewards and outcomes are permuted together within each group (a control experiment in which nothing can be
     learned); parts and scores stay with their trajectories, so that accuracy is still measured.
@@ -67,8 +68,9 @@ class Judge:
         waiting = [_start(part.reward, prompts, ordered) for part in self.parts]
         scores = {part.reward.name: tuple(finish()) for part, finish in zip(self.parts, waiting, strict=True)}
         parts = {name: tuple(score.value for score in column) for name, column in scores.items()}
-        rewards = [self._total(parts, prompt, t, i, outcome=False) for i, t in enumerate(ordered)]
-        outcomes = [self._total(parts, prompt, t, i, outcome=True) for i, t in enumerate(ordered)]
+        rewards = [sum(weight * value for weight, value in self._given(parts, prompt, t, i, "reward")) for i, t in enumerate(ordered)]
+        judged = [[value >= RIGHT for _, value in self._given(parts, prompt, t, i, "outcome")] for i, t in enumerate(ordered)]
+        outcomes = [sum(right) / len(right) for right in judged]
         if self._permute_seed is not None:
             order = _permutation(self._permute_seed, ordered[0].group, len(ordered))
             rewards, outcomes = [rewards[i] for i in order], [outcomes[i] for i in order]
@@ -91,16 +93,21 @@ class Judge:
         if self._loop is not None:
             self._loop.close()
 
-    def _total(
-        self, parts: Mapping[str, tuple[float | None, ...]], prompt: Prompt, trajectory: Trajectory, i: int, *, outcome: bool
-    ) -> float:
-        counted = [(part.weight, parts[part.reward.name][i]) for part in self.parts if part.outcome or not outcome]
-        values = [weight * value for weight, value in counted if value is not None]
-        if not values:
-            what = "no outcome function" if outcome else "no reward function"
+    def _given(
+        self,
+        parts: Mapping[str, tuple[float | None, ...]],
+        prompt: Prompt,
+        trajectory: Trajectory,
+        i: int,
+        kind: Literal["reward", "outcome"],
+    ) -> list[tuple[float, float]]:
+        """(weight, value) of the functions of a kind that apply to a trajectory, at least one."""
+        counted = [(part.weight, parts[part.reward.name][i]) for part in self.parts if part.outcome or kind == "reward"]
+        given = [(weight, value) for weight, value in counted if value is not None]
+        if not given:
             where = f"row {prompt.row} of {prompt.task or 'the task'} (group {trajectory.group}, sample {trajectory.sample})"
-            raise RewardError(f"{what} applies to {where}: all gave None")
-        return sum(values)
+            raise RewardError(f"no {kind} function applies to {where}: all gave None")
+        return given
 
 
 def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None) -> Judge:

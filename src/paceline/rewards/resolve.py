@@ -34,6 +34,18 @@ def resolve(reference: str) -> Callable[..., Any]:
     return function
 
 
+def source(reference: str) -> Path | None:
+    """The file that holds the function of a reference; None when there is no such file (`resolve` says why)."""
+    where, _, _ = reference.rpartition(":")
+    if where.endswith(".py"):
+        return Path(where) if Path(where).is_file() else None
+    try:
+        spec = importlib.util.find_spec(where)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin is not None else None
+
+
 def _from_module(name: str, reference: str) -> ModuleType:
     try:
         return importlib.import_module(name)

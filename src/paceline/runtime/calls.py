@@ -23,6 +23,8 @@ class Seat:
         self._answer_timeout_s = answer_timeout_s
         self._worker: Worker | None = None
         self._losses = 0
+        self._fills = 0
+        self._gone = ""
 
     @property
     def filled(self) -> bool:
@@ -30,13 +32,30 @@ class Seat:
         return self._worker is not None
 
     async def fill(self, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
-        """Start the worker. Raises what its factory raised, or WorkerLost."""
+        """Start the worker. Raises what its factory raised, or WorkerLost. `on_lost` is not called once the place is filled again."""
+        self._fills = mine = self._fills + 1
+        self._worker = None
 
         def _lost(reason: str) -> None:
-            self._worker = None
-            on_lost(reason)
+            if mine == self._fills:
+                self._worker, self._gone = None, reason
+                on_lost(reason)
 
         self._worker = await self._pool.start(self._spec, on_report, _lost)
+
+    def present(self) -> None:
+        """Raise WorkerLost, with the reason, when the worker that was started is gone already."""
+        if self._worker is None:
+            raise WorkerLost(f"worker {self.name} was lost as soon as it was up: {self._gone}")
+
+    async def refill(self, reason: str, fill: Callable[[], Awaitable[None]]) -> None:
+        """Fill the place of a lost worker by `fill`, again where that one is lost while it starts. Raises WorkerLost after too many."""
+        while True:
+            self.count_loss(reason)
+            try:
+                return await fill()
+            except WorkerLost as error:
+                reason = str(error)
 
     def count_loss(self, reason: str) -> None:
         """One more loss; raises WorkerLost when there were too many in a row."""

@@ -14,6 +14,7 @@ from paceline.ports.rollout import Failure
 from paceline.types.errors import EngineError
 from paceline.types.records import Prompt, Request, Sampling, ScoredGroup, Trajectory
 from paceline.types.results import Answers, Verdict
+from paceline.types.signal import RIGHT
 
 NO_ATTEMPT = -1
 """Attempt number of evaluation requests: no admission of the machine has it."""
@@ -119,7 +120,7 @@ def _answers(group: ScoredGroup, names: Sequence[str]) -> Answers:
 
 def _correct(group: ScoredGroup, position: int, names: Sequence[str]) -> bool:
     values = [value for name in names if (value := group.parts[name][position]) is not None]
-    return bool(values) and min(values) >= 1.0
+    return bool(values) and min(values) >= RIGHT
 
 
 def _parsed(group: ScoredGroup, position: int) -> bool | None:

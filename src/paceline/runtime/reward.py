@@ -43,8 +43,7 @@ class RewardFleet:
 
     async def replace(self, seat: Seat, reason: str) -> None:
         """Start a lost worker again. Raises WorkerLost when it keeps dying."""
-        seat.count_loss(reason)
-        await self._fill(seat)
+        await seat.refill(reason, lambda: self._fill(seat))
 
     async def check(self, prompts: Sequence[Prompt], timeout_s: float) -> None:
         """Refuse rows that the rewards cannot judge, before anything is generated. Raises RewardError listing them."""
@@ -55,7 +54,8 @@ class RewardFleet:
         prompt = self._board.prompts[command.group]
         trajectories = self._board.samples(command.group, command.samples)
         try:
-            group = await self.score(prompt, trajectories)
+            with self._watch.during("reward"):
+                group = await self.score(prompt, trajectories)
         except PacelineError as error:
             self.on_error()
             self._post(CommandFailed(command.id, str(error)))
@@ -65,10 +65,9 @@ class RewardFleet:
         self._post(GroupMaterialized(command.id, command.group, signal, len(trajectories), "" if signal else "all outcomes are equal"))
 
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
-        """Judge trajectories of one prompt. Raises RewardError or WorkerLost, naming group, row and functions."""
+        """Judge trajectories of one prompt, training's or an evaluation's. Raises RewardError, naming group, row and functions."""
         try:
-            with self._watch.during("reward"):
-                group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
+            group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
         except WorkerLost as error:
             where = f"group {trajectories[0].group} (row {prompt.row} of {prompt.task or 'the task'})"
             raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error

@@ -18,6 +18,8 @@ from paceline.types.errors import WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import InstanceInfo
 
+REPORT_S = 15.0
+"""Seconds between two looks at the instances."""
 Key = tuple[int, int, int]
 """(group, sample, attempt)."""
 
@@ -31,6 +33,8 @@ class Instance:
     outbox: list[Request] = field(default_factory=list)
     tokens: int = 0
     """Tokens sampled until the report before."""
+    up: bool = False
+    """Whether the machine knows of it. Before, its loss is for those to hear who wait for it."""
 
 
 class RolloutFleet:
@@ -60,14 +64,24 @@ class RolloutFleet:
         return self._instances[name].seat
 
     async def start(self, restart: Callable[[str, str], None]) -> list[InstanceInfo]:
-        """Start every instance together. `restart(name, reason)` is called when one is lost later."""
+        """Start every instance together. `restart(name, reason)` is called when one is lost after `announce`."""
         self._restart = restart
         return await together(*(self._fill(name) for name in self._instances))
 
+    def announce(self, info: InstanceInfo) -> None:
+        """Tell the machine that an instance is up. Raises WorkerLost when it is gone already."""
+        instance = self._instances[info.instance]
+        instance.seat.present()
+        instance.up = True
+        self._post(InstanceUp(info))
+
     async def replace(self, name: str, reason: str) -> None:
         """Start a lost instance again and tell the machine. Raises WorkerLost when it keeps dying."""
-        self.seat(name).count_loss(reason)
-        self._post(InstanceUp(await self._fill(name)))
+
+        async def _again() -> None:
+            self.announce(await self._fill(name))
+
+        await self.seat(name).refill(reason, _again)
 
     async def admit(self, command: Admit) -> None:
         """Start a trajectory. Admissions of one decision travel to their instance as one call."""
@@ -95,11 +109,16 @@ class RolloutFleet:
         await self.seat(name).call("submit", list(requests))
 
     async def cancel(self, name: str, group: int, sample: int) -> None:
-        """Take such a request back, wherever it is."""
-        await self._while_there(self.seat(name).call("abort", group, sample))
+        """Take such a request back, wherever it is. A training trajectory of the same numbers stays."""
+        await self._while_there(self.seat(name).call("abort", group, sample, "eval"))
 
-    async def report(self, seconds: float) -> None:
-        """Ask every instance for its load, which also shows that it still answers. `seconds` have passed since the last time."""
+    async def reports(self, every_s: float = REPORT_S) -> None:
+        """Ask every instance for its load now and then, for ever. One that no longer answers is found and lost by that."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self._report(every_s)
+
+    async def _report(self, seconds: float) -> None:
         await asyncio.gather(*(self._look_at(instance, seconds) for instance in self._instances.values() if instance.seat.filled))
 
     async def _look_at(self, instance: Instance, seconds: float) -> None:
@@ -125,11 +144,13 @@ class RolloutFleet:
             await call
 
     def _ended(self, name: str, ended: Trajectory | Failure) -> None:
+        if ended.purpose == "eval":
+            self.on_eval(ended)
+            return
         instance = self._instances[name]
         key = (ended.group, ended.sample, ended.attempt)
         command = instance.running.get(key)
-        if (isinstance(ended, Trajectory) and ended.purpose == "eval") or command is None:
-            self.on_eval(ended)
+        if command is None:  # it was aborted while its end was on the way
             return
         self._forget(instance, key)
         if isinstance(ended, Failure):
@@ -142,6 +163,9 @@ class RolloutFleet:
 
     def _lost(self, name: str, reason: str) -> None:
         instance = self._instances[name]
+        if not instance.up:
+            return
+        instance.up = False
         for key in list(instance.running):
             self._forget(instance, key)
         instance.outbox.clear()

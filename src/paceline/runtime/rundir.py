@@ -16,6 +16,8 @@ from paceline.durable import put_in_place, whole
 from paceline.types.errors import CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
+ORIGIN = "paceline.json"
+"""File of an exported model that says where its weights come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ class ResumeInfo:
     def resume(self) -> Resume:
         """What the machine needs of it."""
         return Resume(self.update, self.version, self.pending, self.next_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which weights of a run an exported model has."""
+
+    lineage: int
+    update: int
 
 
 class RunDir:
@@ -59,6 +69,8 @@ class RunDir:
 
         Raises ConfigError when another controller holds it, when a run lies here and `resume` is not asked for, or the reverse.
         """
+        if resume and not self.ledger.exists():
+            raise ConfigError(f"run.dir = {self.root}: nothing to resume: no run lies here")
         self.root.mkdir(parents=True, exist_ok=True)
         lock = (self.root / "lock").open("w")
         try:
@@ -66,14 +78,9 @@ class RunDir:
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
-        if self.ledger.exists() != resume:
+        if self.ledger.exists() and not resume:
             lock.close()
-            hint = (
-                "nothing to resume: no run lies here"
-                if resume
-                else "a run lies here already: continue it with --resume, or choose another run.dir"
-            )
-            raise ConfigError(f"run.dir = {self.root}: {hint}")
+            raise ConfigError(f"run.dir = {self.root}: a run lies here already: continue it with --resume, or choose another run.dir")
         self._lock = lock
         for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
             directory.mkdir(exist_ok=True)
@@ -112,6 +119,13 @@ class RunDir:
             shutil.rmtree(old)
         return final
 
+    def seal_model(self, aside: Path, origin: Origin) -> None:
+        """Put an exported model, a directory beside `model`, in the place of an older one."""
+        write_durably(aside / ORIGIN, json.dumps(asdict(origin)).encode())
+        shutil.rmtree(self.model, ignore_errors=True)
+        aside.rename(self.model)
+        sync_directory(self.root)
+
     def _complete(self) -> list[Path]:
         found = [path for path in self.checkpoints.glob("step-*") if COMPLETE.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
@@ -124,6 +138,15 @@ def read_resume(checkpoint: Path) -> ResumeInfo:
         fields: dict[str, Any] = json.loads(path.read_text())
         return ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+def read_origin(model: Path) -> Origin:
+    """Where the weights of a run's exported model come from. Raises CheckpointError when its record is missing or damaged."""
+    path = model / ORIGIN
+    try:
+        return Origin(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 

@@ -12,16 +12,20 @@ import pyarrow.parquet as pq
 
 from paceline.core.commands import Dispatch
 from paceline.runtime.rundir import write_durably
-from paceline.types.records import LOGPROB, VERSION, ScoredGroup
+from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup
 
 SCHEMA = pa.schema(
     [
         ("group", pa.int64()), ("sample", pa.int32()), ("attempt", pa.int32()), ("update", pa.int64()), ("row", pa.int64()),
         ("task", pa.string()), ("gold", pa.string()), ("prompt_ids", pa.list_(pa.int32())), ("ids", pa.list_(pa.int32())),
-        ("logprob", pa.list_(pa.float32())), ("version", pa.list_(pa.int32())), ("finish", pa.string()), ("text", pa.string()),
-        ("reward", pa.float64()), ("outcome", pa.float64()), ("instance", pa.string()), ("seconds", pa.float64()),
+        ("logprob", pa.list_(pa.float32())), ("logprob_kept", pa.list_(pa.float32())), ("version", pa.list_(pa.int32())),
+        ("finish", pa.string()), ("text", pa.string()), ("reward", pa.float64()), ("outcome", pa.float64()),
+        ("parts", pa.map_(pa.string(), pa.float64())), ("reasons", pa.map_(pa.string(), pa.string())),
+        ("instance", pa.string()), ("seconds", pa.float64()),
     ]
 )  # fmt: skip
+"""One row per trajectory: all that its loss and its metrics are made of. `logprob_kept` is null where no filter was on; `parts` has
+the value of each reward function before weighting (null = not applicable), `reasons` what it said beside the value, if anything."""
 
 
 class Segments:
@@ -54,13 +58,16 @@ def _rows(group: ScoredGroup, update: int) -> list[dict[str, Any]]:
             "prompt_ids": t.prompt_ids,
             "ids": t.ids,
             "logprob": t.columns[LOGPROB],
+            "logprob_kept": t.columns.get(LOGPROB_KEPT),
             "version": t.columns[VERSION],
             "finish": t.finish,
             "text": t.text,
             "reward": reward,
             "outcome": outcome,
+            "parts": [(name, values[i]) for name, values in group.parts.items()],
+            "reasons": [(name, scores[i].reason) for name, scores in group.scores.items() if scores[i].reason],
             "instance": t.instance,
             "seconds": t.seconds,
         }
-        for t, reward, outcome in zip(group.trajectories, group.rewards, group.outcomes, strict=True)
+        for i, (t, reward, outcome) in enumerate(zip(group.trajectories, group.rewards, group.outcomes, strict=True))
     ]

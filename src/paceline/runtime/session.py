@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.core import commands as c
 from paceline.core.evaluation import summarize
-from paceline.core.events import Evaluated, InstanceUp, StopRequested
+from paceline.core.events import Evaluated, StopRequested
 from paceline.core.machine import Machine
 from paceline.core.presets import check_fleet
 from paceline.core.rules import Rules
@@ -31,7 +31,7 @@ from paceline.runtime.ledger import Ledger
 from paceline.runtime.recorder import OnProgress, Recorder
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import RolloutFleet
-from paceline.runtime.rundir import RunDir
+from paceline.runtime.rundir import Origin, RunDir
 from paceline.runtime.segments import Segments
 from paceline.runtime.source import Source
 from paceline.runtime.stopwatch import Stopwatch
@@ -40,8 +40,6 @@ from paceline.runtime.weights import Weights, probe_tokens
 from paceline.types.errors import EngineError, WorkerLost
 from paceline.types.records import Sampling
 
-REPORT_S = 15.0
-"""Seconds between two looks at the instances."""
 GRACE_S = 5.0
 """Seconds that an idle worker gets to close at the end."""
 CHECKED_AT_ONCE = 1000
@@ -70,6 +68,8 @@ class Settings:
     reward_names: tuple[str, ...]
     reward_deadline_s: float
     keep_last: int
+    train_timeout_s: float
+    """Deadline of a dispatch and of a step; every other call has answer_timeout_s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,12 @@ class Session:
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
         self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
-        self._training = Training(self._trainer, board, watch, settings.gap_warn, post, self.recorder.updated, self.recorder.notice)
-        self._weights = Weights(store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post)
+        self._training = Training(
+            self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
+        )
+        self._weights = Weights(
+            store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post, self.recorder.notice
+        )
         self._checkpoints = Checkpoints(
             rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
         )
@@ -124,6 +128,7 @@ class Session:
         self._seats = [self._trainer, *(self._rollout.seat(name) for name in self._rollout.names), *rewards]
         self._stopping = 0
         self._starting: asyncio.Task[None] | None = None
+        self._exporting: asyncio.Task[None] | None = None
         self.exported = False
         """Whether the trained model lies in the run directory."""
 
@@ -141,8 +146,8 @@ class Session:
                 self._starting = None
                 stop = await self.driver.run(self._performers(), self._seal)
                 if stop.ok and self._stopping < 2:
-                    await self._export()
-                    grace = GRACE_S
+                    await self._export_unless_stopped()
+                    grace = GRACE_S if self.exported else 0.0
                 return stop
         finally:
             await self.driver.close()
@@ -167,8 +172,8 @@ class Session:
             await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         self._watch.cut()  # the first row begins here
         for info in infos:
-            self.driver.post(InstanceUp(info))
-        self.driver.background(self._report())
+            self._rollout.announce(info)
+        self.driver.background(self._rollout.reports())
 
     async def _start_trainer(self) -> None:
         await self._trainer.fill(lambda report: None, lambda reason: self.driver.fail(WorkerLost(reason)))
@@ -225,19 +230,21 @@ class Session:
         self.recorder.evaluated(command.update, result.metrics())
         self.driver.post(Evaluated(command.id))
 
+    async def _export_unless_stopped(self) -> None:
+        self._exporting = asyncio.create_task(self._export())
+        try:
+            await self._exporting
+        except asyncio.CancelledError:
+            if self._stopping < 2:  # it is this session that was cancelled
+                raise
+
     async def _export(self) -> None:
         self.recorder.phase("export")
         aside = self._rundir.model.with_name(".model")
         shutil.rmtree(aside, ignore_errors=True)
         await self._trainer.call("export", str(aside))
-        shutil.rmtree(self._rundir.model, ignore_errors=True)
-        aside.rename(self._rundir.model)
+        self._rundir.seal_model(aside, Origin(self._lineage.id, self.recorder.update))
         self.exported = True
-
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            await self._rollout.report(REPORT_S)
 
     def _instance_lost(self, name: str, reason: str) -> None:
         self._weights.lost(name)
@@ -274,6 +281,11 @@ class Session:
         self._stopping += 1
         if self._starting is not None:
             self._starting.cancel()
+        elif self._exporting is not None:
+            if self._stopping > 1:
+                self._exporting.cancel()
+            else:
+                self.recorder.notice(f"{name}: leaving when the model is written; once more to leave now")
         elif self._stopping == 1:
             self.recorder.notice(f"{name}: writing a checkpoint, then leaving; once more to leave now")
             self.driver.post(StopRequested("checkpoint", name))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.ports.pool import Pool, WorkerSpec
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
 from paceline.runtime.evaluation import EvalPlan, Evaluation
 from paceline.runtime.reward import RewardFleet
-from paceline.runtime.rollout import RolloutFleet
+from paceline.runtime.rollout import REPORT_S, RolloutFleet
 from paceline.runtime.session import Settings
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
@@ -30,8 +30,13 @@ async def evaluate_alone(
     settings: Settings,
     plan: EvalPlan,
     on_progress: Callable[[Progress], None],
+    *,
+    report_s: float = REPORT_S,
 ) -> list[Answers]:
-    """Answers to every problem, in order. A worker that is lost ends the evaluation: WorkerLost or RewardError names it."""
+    """Answers to every problem, in order. A worker that is lost ends the evaluation: EngineError, WorkerLost or RewardError names it.
+
+    An engine is asked for its load every `report_s` seconds; one that does not answer in `settings.answer_timeout_s` is lost.
+    """
     board, watch = Board(), Stopwatch(time.monotonic)
     engines = [Seat(pool, spec, settings.answer_timeout_s) for spec in rollout]
     judges = [Seat(pool, spec, settings.answer_timeout_s) for spec in reward]
@@ -48,21 +53,28 @@ async def evaluate_alone(
 
     try:
         on_progress(Progress(0, 0, {}, "start"))
-        await together(fleet.start(lambda name, reason: None), rewards.start(_judge_lost))
+        infos, _ = await together(fleet.start(lambda name, reason: None), rewards.start(_judge_lost))
+        for info in infos:
+            fleet.announce(info)
         await rewards.check(plan.prompts, settings.answer_timeout_s)
         on_progress(Progress(0, 0, {}, "evaluate"))
-        return await _unless(lost, evaluation.run(fleet.names, START_VERSION))
+        return await _first(evaluation.run(fleet.names, START_VERSION), _raised(lost), fleet.reports(report_s))
     finally:
         await asyncio.gather(*(seat.stop(0) for seat in (*engines, *judges)))
 
 
-async def _unless(lost: asyncio.Future[str], work: Coroutine[Any, Any, list[Answers]]) -> list[Answers]:
-    """The result of `work`; WorkerLost when `lost` comes first."""
-    task = asyncio.ensure_future(work)
-    waits: set[asyncio.Future[Any]] = {task, lost}
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise WorkerLost(lost.result())
-    return task.result()
+async def _raised(lost: asyncio.Future[str]) -> NoReturn:
+    raise WorkerLost(await lost)
+
+
+async def _first(work: Coroutine[Any, Any, list[Answers]], *beside: Coroutine[Any, Any, Any]) -> list[Answers]:
+    """The result of `work`, or the error of what runs beside it and came first. None of them is left."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(one) for one in (work, *beside)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        answers: list[Answers] = (tasks[0] if tasks[0] in done else done.pop()).result()
+        return answers
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

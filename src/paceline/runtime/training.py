@@ -24,13 +24,14 @@ class Training:
     """One trainer worker. Its groups are released by the board when they are terminal, not here."""
 
     def __init__(
-        self, seat: Seat, board: Board, watch: Stopwatch, gap_warn: float, post: Callable[[Event], None],
+        self, seat: Seat, board: Board, watch: Stopwatch, gap_warn: float, timeout_s: float, post: Callable[[Event], None],
         on_update: Callable[[Dispatch, list[ScoredGroup], UpdateReport], None], notice: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._seat = seat
         self._board = board
         self._watch = watch
         self._gap_warn = gap_warn
+        self._timeout_s = timeout_s
         self._post = post
         self._on_update = on_update
         self._notice = notice
@@ -40,12 +41,12 @@ class Training:
         groups = [self._board.scored[group] for group in command.groups]
         if groups:  # a step may come without: the last groups of a round fell out after the others were dispatched
             with self._watch.during("train"):
-                await self._seat.call("accumulate", groups)
+                await self._seat.call("accumulate", groups, timeout_s=self._timeout_s)
         self._post(DispatchConsumed(command.id))
         if not command.step:
             return
         with self._watch.during("train"):
-            report: UpdateReport = await self._seat.call("step")
+            report: UpdateReport = await self._seat.call("step", timeout_s=self._timeout_s)
         if report.update != command.update:
             raise TrainerError(f"the trainer counts {report.update} updates where {command.update} were commanded")
         self._warn(report)

@@ -1,7 +1,7 @@
 """Weights from the trainer to the instances: performs Publish, LoadWeights and Retire, and compares both ends (rule 7).
 
 Version 0 takes the same path as every later one. What arrives is checksummed where it is computed with, and the instance scores the
-probe tokens through its serving path; both values go into WeightsLive beside the trainer's, and the rules judge them.
+probe tokens through its serving path; both are compared with the trainer's in WeightsLive, and the rules judge them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.commands import LoadWeights, Publish, Retire
 from paceline.core.events import Event, Published, WeightsLive
@@ -21,9 +22,43 @@ from paceline.types.errors import EngineError, PacelineError, WorkerLost
 from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
 
-PROBE_BOUND: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 1.0}
-"""Largest difference of a probe token's log-prob between trainer and instance, nats, by compute dtype."""
 PROBE_TOKENS = 64
+MISSING = 0.75
+"""An instance whose log-probs miss more than this share of the trainer's change since the version before computes with old weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far the log-probs of the probe's tokens may differ between trainer and instance, nats."""
+
+    largest: float
+    """Of any token."""
+    mean: float
+    """Mean over the tokens of the absolute difference."""
+    moved: float
+    """Mean absolute change of the trainer's log-probs above which the instance's must have changed too: smaller ones may be rounded off."""
+
+
+BOUNDS: Mapping[str, Bounds] = {
+    "float64": Bounds(1e-9, 1e-10, 1e-10),
+    "float32": Bounds(1e-4, 3e-5, 1e-5),
+    "bfloat16": Bounds(1.0, 0.1, 1e-3),
+}
+"""By compute dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One measure of how far an instance's probe is from the trainer's."""
+
+    what: str
+    value: float
+    bound: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the bound; NaN never is."""
+        return self.value <= self.bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +70,30 @@ class Stored:
     probe: ProbeReport
 
 
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """The probe of one version, in the trainer and on an instance."""
+
+    trainer: ProbeReport
+    engine: ProbeReport
+
+
 class Weights:
     """Versions in the store and on the instances."""
 
     def __init__(
         self, store: WeightStore, trainer: Seat, seat: Callable[[str], Seat], probe_ids: Sequence[int], dtype: str, watch: Stopwatch,
-        post: Callable[[Event], None],
+        post: Callable[[Event], None], notice: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._trainer = trainer
         self._seat = seat
         self._probe_ids = tuple(probe_ids)
-        self._bound = PROBE_BOUND[dtype]
+        self._bounds = BOUNDS[dtype]
         self._watch = watch
         self._post = post
+        self._notice = notice
+        self._probed: dict[str, Probes] = {}
         self._stored: dict[int, Stored] = {}
         self.serving: dict[str, int] = {}
         """Instance -> the version it serves."""
@@ -81,8 +126,12 @@ class Weights:
                 seat.kill()
                 raise
         self.serving[command.instance] = command.version
-        error = probe_error(stored.probe, probe)
-        self._post(WeightsLive(command.id, command.instance, command.version, fingerprint, error, self._bound))
+        probes = Probes(stored.probe, probe)
+        found = compare(probes, self._probed.get(command.instance), self._bounds)
+        self._probed[command.instance] = probes
+        if not found.fits:
+            self._notice(f"version {command.version} on {command.instance}: {found.what} is {found.value:.3g}, bound {found.bound:.3g}")
+        self._post(WeightsLive(command.id, command.instance, command.version, fingerprint, found.value, found.bound))
 
     def retire(self, command: Retire) -> None:
         """Forget a version that nothing needs."""
@@ -92,14 +141,34 @@ class Weights:
     def lost(self, instance: str) -> None:
         """An instance is gone, and its weights with it."""
         self.serving.pop(instance, None)
+        self._probed.pop(instance, None)
 
 
-def probe_error(trainer: ProbeReport, engine: ProbeReport) -> float:
-    """Largest absolute difference of the probe's log-probs, nats; infinite when one of them is not finite."""
-    if len(trainer.logprobs) != len(engine.logprobs):
-        raise EngineError(f"the probe has {len(trainer.logprobs)} log-probs in the trainer and {len(engine.logprobs)} in the engine")
-    difference = np.abs(np.asarray(trainer.logprobs) - np.asarray(engine.logprobs))
-    return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+def compare(now: Probes, before: Probes | None, bounds: Bounds) -> Difference:
+    """Of all measures the one furthest beyond its bound, or nearest to it. `before`: of the version that the instance served before.
+
+    Rounding differs between the two from token to token, so in bfloat16 neither a token nor the mean shows a small change of the
+    weights. But a copy that did not change gives the very log-probs it gave before, however small the change was that it missed.
+    """
+    if len(now.trainer.logprobs) != len(now.engine.logprobs):
+        raise EngineError(
+            f"the probe has {len(now.trainer.logprobs)} log-probs in the trainer and {len(now.engine.logprobs)} in the engine"
+        )
+    gaps = _gaps(now.trainer, now.engine)
+    if not np.isfinite(gaps).all():
+        return Difference("a log-prob difference of the probe", float("inf"), bounds.largest)
+    found = [
+        Difference("the largest log-prob difference of the probe", float(gaps.max()), bounds.largest),
+        Difference("the mean log-prob difference of the probe", float(gaps.mean()), bounds.mean),
+    ]
+    if before is not None and (moved := float(_gaps(now.trainer, before.trainer).mean())) > bounds.moved:
+        missing = 1 - float(_gaps(now.engine, before.engine).mean()) / moved
+        found.append(Difference("the share of the trainer's change since the version before that the probe misses", missing, MISSING))
+    return max(found, key=lambda difference: difference.value / difference.bound)
+
+
+def _gaps(a: ProbeReport, b: ProbeReport) -> npt.NDArray[np.float64]:
+    return np.abs(np.asarray(a.logprobs, dtype=np.float64) - np.asarray(b.logprobs, dtype=np.float64))
 
 
 def probe_tokens(task: Task) -> tuple[int, ...]:

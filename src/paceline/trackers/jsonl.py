@@ -16,19 +16,22 @@ _RESERVED = ("axis", "step", "lineage")
 
 
 class JsonlTracker:
-    """Appends `{"axis": "update", "step": 7, "lineage": 0, "reward": 0.5, ...}` and flushes every line.
+    """Appends `{"axis": "update", "step": 7, "lineage": 1, "reward": 0.5, ...}` and flushes every line.
 
     Each axis counts for itself and ascends. Opening an existing file starts the next lineage: a resumed run may log a step again, and the
     lineage marks which line holds (`read` gives those). A line that a crash cut short is ended, and skipped by `read`. Numbers that JSON
     does not have are the strings "NaN", "Infinity" and "-Infinity", which `float` reads back.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Open for appending; the directory must exist."""
+    def __init__(self, path: str | Path, lineage: int | None = None) -> None:
+        """Open for appending; the directory must exist. `lineage`: that of the run, later than any in the file."""
         self._path = Path(path)
         before = list(_lines(self._path)) if self._path.exists() else []
-        self.lineage = 1 + max((line["lineage"] for line in before), default=-1)
-        """0 for a new file, one more each time it is opened again."""
+        latest = max((line["lineage"] for line in before), default=0)
+        self.lineage = latest + 1 if lineage is None else lineage
+        """By default 1 for a new file, one more each time it is opened again."""
+        if self.lineage <= latest:
+            raise DataError(f"{self._path}: lineage {lineage} after lineage {latest}; lineages ascend")
         self.last: dict[str, int] = {line["axis"]: line["step"] for line in _surviving(before)}
         """Last step of each axis that the file holds, earlier lineages included."""
         self._own: dict[str, int] = {}

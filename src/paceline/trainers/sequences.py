@@ -14,7 +14,6 @@ from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig
 from paceline.types.errors import TrainerError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup, Trajectory
-from paceline.types.signal import has_signal
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -44,19 +43,18 @@ def training_sequences(
 ) -> list[TrainingSequence]:
     """Sequences in order of group and sample. `filtered`: top-p or top-k were on, so LOGPROB_KEPT must be there.
 
-    The overlong penalty is added to the rewards here and nowhere else. A group whose raw outcomes are all equal gets zero
-    advantages, whatever shaping made of its rewards. TrainerError names the trajectory whose arrays do not fit together;
-    ValueError the rewards that are not finite.
+    The overlong penalty is added to the rewards here and nowhere else. Advantages come from the rewards alone: which groups train is
+    decided before, by their outcomes. TrainerError names the trajectory whose arrays do not fit together; ValueError the rewards that
+    are not finite.
     """
     values = advantages(
         [_shaped(group, algorithm, max_tokens) for group in groups], kind=algorithm.advantage, std=algorithm.std, eps=algorithm.std_eps
     )
     sequences = []
     for group, scores in zip(groups, values, strict=True):
-        signal = has_signal(group.outcomes)
+        moved = bool((scores != 0).any())
         for trajectory, score in zip(group.trajectories, scores.tolist(), strict=True):
             _check(group, trajectory, filtered)
-            moved = signal and bool((scores != 0).any())
             sequences.append(
                 TrainingSequence(
                     group=group.group,
@@ -66,7 +64,7 @@ def training_sequences(
                     behaviour=trajectory.columns[LOGPROB_KEPT if filtered else LOGPROB],
                     full=trajectory.columns[LOGPROB],
                     versions=trajectory.columns[VERSION],
-                    advantage=score if signal else 0.0,
+                    advantage=score,
                     penalised=moved or not algorithm.mask_kl_without_signal,
                     in_loss=len(trajectory.ids) > 0 and not (algorithm.mask_truncated and trajectory.finish == "length"),
                 )

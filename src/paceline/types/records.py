@@ -107,7 +107,7 @@ class ScoredGroup:
     rewards: tuple[float, ...]
     """Weighted sum over the reward functions, one per trajectory (shaping included; the overlong penalty is added by the trainer)."""
     outcomes: tuple[float, ...]
-    """The raw outcome the filter judges, one per trajectory (no shaping)."""
+    """The raw outcome the filter judges, one per trajectory: 1 = right, 0 = wrong, between where several functions judge and disagree."""
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """Reward of each function before weighting, by its name; None = not applicable."""
     scores: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 ROUNDING = 1e-12
 """Values closer than this, absolutely or relative to the larger, are equal: 0.1 + 0.2 and 0.3 differ by the rounding of a sum only."""
 
+RIGHT = 1.0
+"""A function that tells right from wrong says right from this value on; partial credit is wrong."""
+
 
 def has_signal(values: Sequence[float]) -> bool:
     """False when all values of a group are equal (up to the rounding of a weighted sum), so that no sample is better than another.

@@ -13,7 +13,7 @@ from paceline.algo.counter import stream_key, uniforms
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.types.errors import EngineError
 from paceline.types.progress import ProbeReport
-from paceline.types.records import LOGPROB, VERSION, FinishReason, Request, Trajectory
+from paceline.types.records import LOGPROB, VERSION, FinishReason, Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
 
 
@@ -96,11 +96,11 @@ class FakeEngine:
         held = sum(len(r.request.prompt_ids) + len(r.ids) for r in self._running)
         return EngineLoad(held, len(self._running), len(self._waiting) + len(self._refused), self._tokens)
 
-    def abort(self, group: int, sample: int) -> bool:
-        """Forget a trajectory, running or waiting."""
-        before = len(self._running) + len(self._waiting)
-        self._running = [r for r in self._running if (r.request.group, r.request.sample) != (group, sample)]
-        self._waiting = deque(r for r in self._waiting if (r.group, r.sample) != (group, sample))
+    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+        """Forget a trajectory of this purpose, running or waiting."""
+        before, key = len(self._running) + len(self._waiting), (group, sample, purpose)
+        self._running = [r for r in self._running if _key(r.request) != key]
+        self._waiting = deque(r for r in self._waiting if _key(r) != key)
         return len(self._running) + len(self._waiting) < before
 
     def info(self) -> InstanceInfo:
@@ -174,7 +174,11 @@ def _most(request: Request) -> int:
 
 
 def _failure(request: Request, error: str) -> Failure:
-    return Failure(request.group, request.sample, request.attempt, error)
+    return Failure(request.group, request.sample, request.attempt, error, request.purpose)
+
+
+def _key(request: Request) -> tuple[int, int, Purpose]:
+    return request.group, request.sample, request.purpose
 
 
 def _numbers(request: Request) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:

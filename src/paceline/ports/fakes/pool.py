@@ -71,8 +71,12 @@ class InlineWorker:
                 self._end(f"exit code {death.code}", tell=True)
                 return
             busy = reports is not None
-            for report in reports or ():
-                self._on_report(pickle.loads(pickle.dumps(report)))
+            try:
+                for report in reports or ():
+                    self._on_report(pickle.loads(pickle.dumps(report)))
+            except Exception as error:  # noqa: BLE001 - whatever cannot be handled: nobody would hear this worker again
+                self._end(f"what it sent could not be taken ({type(error).__name__}: {error})", tell=True)
+                return
             await asyncio.sleep(0)
 
     async def _answer(self, answer: asyncio.Future[Any], method: str, arguments: bytes) -> None:

@@ -1,0 +1,69 @@
+"""What the composition root sees to itself, over workers in this process."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import wire
+from paceline.config.load import load
+from paceline.core.schedule import Resume, Schedule
+from paceline.ports.fakes.pool import InlinePool, InlineWorker
+from paceline.ports.pool import WorkerSpec
+from paceline.runtime.ledger import Ledger
+from paceline.runtime.rundir import Origin, RunDir
+from paceline.types.errors import WorkerLost
+from paceline.types.progress import Progress
+
+
+class Stuck:
+    """A body whose answers never come."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return asyncio.Event().wait()
+
+    def tick(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class StuckPool(InlinePool):
+    async def start(self, spec: WorkerSpec, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> InlineWorker:
+        return await super().start(replace(spec, factory=f"{__name__}:Stuck", arguments={}), on_report, on_lost)
+
+
+def run_of(root: Path, lineages: int, exported: Origin) -> Path:
+    """A run directory of so many lineages, of which one exported a model."""
+    ledger = Ledger(root / "ledger.sqlite")
+    for lineage in range(lineages):
+        ledger.open_lineage(Schedule("serial", 2, 2, 2, 2, 1, "all", total_updates=9), Resume(), lineage or None, "now")
+    ledger.close()
+    (root / ".model").mkdir()
+    RunDir(root).seal_model(root / ".model", exported)
+    return root
+
+
+def test_the_model_of_a_run_that_was_continued_and_has_written_no_other_is_told_aloud(tmp_path: Path) -> None:
+    said: list[Progress] = []
+    label = wire._exported(RunDir(run_of(tmp_path, 3, Origin(2, 40))), said.append)
+    assert label == f"{tmp_path} after update 40"
+    (progress,) = said
+    assert "is the model of lineage 2 after update 40; lineage 3 continued the run and has written none" in progress.message
+
+
+def test_the_model_that_the_latest_lineage_wrote_needs_no_notice(tmp_path: Path) -> None:
+    said: list[Progress] = []
+    assert wire._exported(RunDir(run_of(tmp_path, 2, Origin(2, 80))), said.append) == f"{tmp_path} after update 80"
+    assert said == []
+
+
+async def test_a_data_worker_that_is_stuck_is_lost_by_name_after_its_deadline() -> None:
+    config = load(None, ["task.name=chain_sum", "pool.answer_timeout_s=0.05"])
+    with pytest.raises(WorkerLost, match=r"worker data did not answer load within 0\.05 s and was killed"):
+        async with asyncio.timeout(10):
+            await wire._load_data(StuckPool(), config, training=True, evaluation=False)

@@ -1,0 +1,77 @@
+"""The probe between a real trainer and a real engine in bfloat16: what it finds, and what it lets pass."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
+from paceline.engines.torch_engine import TorchEngine
+from paceline.models.load import load
+from paceline.models.tiny import write_tiny
+from paceline.runtime.weights import BOUNDS, Difference, Probes, compare
+from paceline.trainers.torch_trainer import TorchTrainer
+
+torch.set_num_threads(1)
+IDS = [5 + (7 * i * i + 3 * i) % 190 for i in range(64)]
+STALE = "model.layers.1.mlp.down_proj.weight"
+
+
+class Pair:
+    """A trainer and an engine on the tiny model in bfloat16; the engine may keep one old matrix whatever it is sent."""
+
+    def __init__(self, root: Path, stale: bool) -> None:
+        config = ModelConfig(path=str(write_tiny(root / "model")), dtype="bfloat16")
+        trained, served = load(config, train=True), load(config)
+        self.root, self.stale, self.version = root, stale, -1
+        self.master = dict(trained.model.named_parameters())
+        self.served = dict(served.model.named_parameters())
+        self.trainer = TorchTrainer(
+            trained, algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1
+        )
+        self.engine = TorchEngine(served, instance="e0", slots=1, kv_tokens=512, decode=str, clock=lambda: 0.0)
+        self.before: Probes | None = None
+        self.generator = torch.Generator().manual_seed(1)
+
+    def change(self, size: float, *names: str) -> None:
+        """Move these matrices (all of them without names) by random numbers of this deviation."""
+        with torch.no_grad():
+            for name in names or self.master:
+                weight = self.master[name]
+                weight.add_(size * torch.randn(weight.shape, generator=self.generator))
+
+    def publish(self) -> Difference:
+        """Publish, load, and compare as a run does. The stale matrix comes back after the checksum was taken."""
+        self.version += 1
+        file = self.root / "version.safetensors"
+        ref = self.trainer.publish(self.version, str(file))
+        old = self.served[STALE].detach().clone()
+        assert self.engine.load(ref, str(file)) == ref.fingerprint
+        if self.stale:
+            self.served[STALE].data.copy_(old)
+        now = Probes(self.trainer.probe(IDS), self.engine.probe(IDS))
+        found = compare(now, self.before, BOUNDS["bfloat16"])
+        self.before = now
+        return found
+
+
+@pytest.fixture(params=[False, True], ids=["fresh", "stale"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
+    return Pair(tmp_path, request.param)
+
+
+def test_a_stale_matrix_is_found_when_a_small_change_of_it_is_all_that_is_new(pair: Pair) -> None:
+    assert pair.publish().fits
+    pair.change(1e-2, STALE)
+    found = pair.publish()
+    assert found.fits == (not pair.stale), found
+    assert not pair.stale or (found.value, "misses" in found.what) == (1.0, True)
+
+
+def test_a_stale_matrix_among_fresh_ones_is_found_once_what_it_misses_adds_up(pair: Pair) -> None:
+    fits = []
+    for _ in range(60):
+        fits.append(pair.publish().fits)
+        pair.change(1e-2)
+    assert fits[0]
+    assert all(fits) == (not pair.stale)
