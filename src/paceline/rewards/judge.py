@@ -68,9 +68,8 @@ class Judge:
         waiting = [_start(part.reward, prompts, ordered) for part in self.parts]
         scores = {part.reward.name: tuple(finish()) for part, finish in zip(self.parts, waiting, strict=True)}
         parts = {name: tuple(score.value for score in column) for name, column in scores.items()}
-        rewards = [sum(weight * value for weight, value in self._given(parts, prompt, t, i, "reward")) for i, t in enumerate(ordered)]
-        judged = [[value >= RIGHT for _, value in self._given(parts, prompt, t, i, "outcome")] for i, t in enumerate(ordered)]
-        outcomes = [sum(right) / len(right) for right in judged]
+        rewards = [_weighted(self._given(parts, prompt, t, i, "reward")) for i, t in enumerate(ordered)]
+        outcomes = [_share_right(self._given(parts, prompt, t, i, "outcome")) for i, t in enumerate(ordered)]
         if self._permute_seed is not None:
             order = _permutation(self._permute_seed, ordered[0].group, len(ordered))
             rewards, outcomes = [rewards[i] for i in order], [outcomes[i] for i in order]
@@ -108,6 +107,14 @@ class Judge:
             where = f"row {prompt.row} of {prompt.task or 'the task'} (group {trajectory.group}, sample {trajectory.sample})"
             raise RewardError(f"no {kind} function applies to {where}: all gave None")
         return given
+
+
+def _weighted(given: Sequence[tuple[float, float]]) -> float:
+    return sum(weight * value for weight, value in given)
+
+
+def _share_right(given: Sequence[tuple[float, float]]) -> float:
+    return sum(value >= RIGHT for _, value in given) / len(given)
 
 
 def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None) -> Judge:

@@ -86,10 +86,7 @@ def _pieces(match: re.Match[str]) -> Iterator[_Found]:
     sign = "-" if match["sign"] in ("-", "\u2212", "\u2013") else ""
     percent = match["percent"] is not None
     if match["decimal"] is None:
-        body = f"{match['top']}/{match['bottom']}"
-        value = _signed(sign, _ratio(match["top"], match["bottom"]))
-        value = None if match["power"] else value
-        yield _Found(_number(sign + body, value, percent), match.start(), match.end(), "fraction")
+        yield _fraction(match, sign, percent)
         return
     *separate, last = _split(match["decimal"])
     start = match.start()
@@ -102,6 +99,13 @@ def _pieces(match: re.Match[str]) -> Iterator[_Found]:
     value = None if match["power"] else _signed(sign, _exact(last) if under is None else _ratio(last, under))
     joins = not match["power"] and (kind == "fraction" or not percent)
     yield _Found(_number(sign + body, value, percent), start, match.end(), kind if joins else "other")
+
+
+def _fraction(match: re.Match[str], sign: str, percent: bool) -> _Found:
+    """`\\frac{1}{2}` and its kind, written with top and bottom."""
+    top, bottom = match["top"], match["bottom"]
+    value = None if match["power"] else _signed(sign, _ratio(top, bottom))
+    return _Found(_number(f"{sign}{top}/{bottom}", value, percent), match.start(), match.end(), "fraction")
 
 
 def _number(body: str, value: Fraction | None, percent: bool) -> Number:

@@ -78,21 +78,31 @@ def update_metrics(groups: Sequence[ScoredGroup], report: UpdateReport, times: T
 
 def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     deviations = [_std(group.rewards) for group in groups]
-    row = {
+    return {
         "reward": statistics.fmean(reward for group in groups for reward in group.rewards),
         "reward_std": statistics.fmean(deviations),
         "frac_reward_zero_std": statistics.fmean(not has_signal(group.rewards) for group in groups),
         "outcome": statistics.fmean(outcome for group in groups for outcome in group.outcomes),
+        **_reward_parts(groups),
+        **_unparsed(groups),
     }
+
+
+def _reward_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Mean and deviation of each reward function, where it applied."""
+    row = {}
     for name in dict.fromkeys(name for group in groups for name in group.parts):
         values = [value for group in groups for value in group.parts.get(name, ()) if value is not None]
         if values:
             row[f"rewards/{name}/mean"] = statistics.fmean(values)
             row[f"rewards/{name}/std"] = _std(values)
-    judged = [score.parsed for group in groups for scores in group.scores.values() for score in scores if score.parsed is not None]
-    if judged:
-        row["unparsed_ratio"] = judged.count(False) / len(judged)
     return row
+
+
+def _unparsed(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """How often no answer could be read, where a reward function says so."""
+    judged = [score.parsed for group in groups for scores in group.scores.values() for score in scores if score.parsed is not None]
+    return {"unparsed_ratio": judged.count(False) / len(judged)} if judged else {}
 
 
 def _times(times: Times, sampled: int) -> dict[str, float]:

@@ -122,9 +122,7 @@ class RunDir:
     def seal_model(self, aside: Path, origin: Origin) -> None:
         """Put an exported model, a directory beside `model`, in the place of an older one."""
         write_durably(aside / ORIGIN, json.dumps(asdict(origin)).encode())
-        shutil.rmtree(self.model, ignore_errors=True)
-        aside.rename(self.model)
-        sync_directory(self.root)
+        put_in_place(aside, self.model)
 
     def _complete(self) -> list[Path]:
         found = [path for path in self.checkpoints.glob("step-*") if COMPLETE.fullmatch(path.name)]
