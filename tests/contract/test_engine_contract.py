@@ -187,11 +187,11 @@ def test_training_and_evaluation_of_the_same_numbers_are_aborted_apart(make):
     for gone, left in (("eval", "train"), ("train", "eval")):
         engine = make(slots=3)
         engine.submit([ask(0, sample, purpose=purpose) for purpose in ("train", "eval") for sample in range(3)])
-        engine.step()
+        ended = list(engine.step())
         assert engine.abort(0, 0, gone)
         assert engine.abort(0, 2, gone)
         assert not engine.abort(0, 2, gone)
-        assert sorted((r.purpose, r.sample) for r in drain(engine)) == sorted([(gone, 1), (left, 0), (left, 1), (left, 2)])
+        assert sorted((r.purpose, r.sample) for r in [*ended, *drain(engine)]) == sorted([(gone, 1), (left, 0), (left, 1), (left, 2)])
 
 
 def test_a_failure_says_whose_it_is(make):

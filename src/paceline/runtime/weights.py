@@ -42,7 +42,7 @@ class Bounds:
 BOUNDS: Mapping[str, Bounds] = {
     "float64": Bounds(1e-9, 1e-10, 1e-10),
     "float32": Bounds(1e-4, 3e-5, 1e-5),
-    "bfloat16": Bounds(1.0, 0.1, 1e-3),
+    "bfloat16": Bounds(1.0, 0.07, 1e-3),
 }
 """By compute dtype."""
 
