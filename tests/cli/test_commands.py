@@ -112,7 +112,7 @@ def test_help_plans_and_errors_come_without_heavy_libraries_and_without_a_traceb
 
 def plan_rows(*arguments: str) -> dict[str, str]:
     """The plan's lines by their first words, white space joined."""
-    done = call("plan", QUICKSTART, *arguments)
+    done = call("plan", QUICKSTART, "schedule.groups_per_update=8", *arguments)
     assert done.exit_code == 0, done.output
     rows = [line.strip().split("  ", 1) for line in done.stdout.splitlines() if line.strip()]
     return {name: " ".join(rest[0].split()) if rest else "" for name, *rest in rows}
