@@ -110,6 +110,9 @@ def test_help_plans_and_errors_come_without_heavy_libraries_and_without_a_traceb
     assert "LOADED []" in done.stderr
 
 
+GROUPS = "schedule.groups_per_update=8"
+
+
 def plan_rows(*arguments: str) -> dict[str, str]:
     """The plan's lines by their first words, white space joined."""
     done = call("plan", QUICKSTART, "schedule.groups_per_update=8", *arguments)
@@ -119,7 +122,7 @@ def plan_rows(*arguments: str) -> dict[str, str]:
 
 
 def test_a_plan_says_what_counts_what() -> None:
-    rows = plan_rows("run.updates=5", "trainer.warmup_updates=0", "schedule.groups_per_round=16", "task.size=128")
+    rows = plan_rows("run.updates=5", "trainer.warmup_updates=0", GROUPS, "schedule.groups_per_round=16", "task.size=128")
     assert rows["updates"] == "5 of 8 groups (prompts) x 8 samples"
     assert rows["rounds"] == "3 of 16 groups under one version"
     assert rows["publishes"].startswith("4 ")
@@ -134,7 +137,7 @@ def test_a_plan_says_what_counts_what() -> None:
 
 def test_a_plan_names_frontier_and_replacements_and_needs_no_rounds() -> None:
     assert "frontier 4" in plan_rows("schedule.preset=pipelined", "schedule.frontier=4")["schedule"]
-    assert "up to 720 more" in plan_rows("run.updates=30", "schedule.no_signal=refill")["prompts"]
+    assert "up to 720 more" in plan_rows("run.updates=30", GROUPS, "schedule.no_signal=refill")["prompts"]
     assert "rounds" not in plan_rows("schedule.preset=streaming")
 
 

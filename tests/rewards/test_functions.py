@@ -196,8 +196,8 @@ async def late_boom(completions: list[str]) -> list[float]:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (boom, "reward boom raised ZeroDivisionError on row 7 of sums"),
-        (late_boom, "reward late_boom raised ZeroDivisionError on row 7 of sums"),
+        (boom, r"reward boom raised ZeroDivisionError on row 7 of sums .*\(test_functions.py line \d+\)$"),
+        (late_boom, r"reward late_boom raised ZeroDivisionError on row 7 of sums .*\(test_functions.py line \d+\)$"),
         (lambda completions: [1.0], "returned 1 values for 2 completions on row 7"),
         (lambda completions: 1.0, "returned float on row 7"),
         (lambda completions: "ab", "returned str on row 7"),

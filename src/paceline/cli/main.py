@@ -94,7 +94,7 @@ def evaluate(
         settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
         _present(settings)
         if settings.eval.task is None:
-            raise ConfigError("eval.task is unset: say which problems to score")
+            raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
         out, err = Console(), Console(stderr=True)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)

@@ -66,7 +66,7 @@ def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lam
 def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda progress: None) -> EvalResult:
     """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer."""
     if config.eval.task is None:
-        raise ConfigError("eval.task is unset: say which problems to score")
+        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")

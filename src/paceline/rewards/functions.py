@@ -16,7 +16,9 @@ import inspect
 import math
 import numbers
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -143,7 +145,10 @@ class FunctionReward:
             raise self._raised(error, row) from error
 
     def _raised(self, error: Exception, row: str) -> RewardError:
-        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {error}")
+        traceback.print_exception(error)  # the worker's log has all of it
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name} line {last.lineno}"
+        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {error} ({where})")
 
     def _missing(self, keywords: Mapping[str, Any]) -> str | None:
         missing = [name for name, required in self._parameters.items() if required and name not in keywords]

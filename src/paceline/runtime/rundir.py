@@ -154,7 +154,10 @@ def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: 
         f"{name}: {saved.get(name)} -> {present.get(name)}" for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)
     ]
     if changed:
-        raise CheckpointError(f"{where}: the checkpoint belongs to another run; changed since: " + "; ".join(changed))
+        listed = "; ".join(changed)
+        raise CheckpointError(
+            f"{where}: the checkpoint belongs to another run; changed since: {listed}; take it back, or choose another run.dir"
+        )
 
 
 def write_durably(path: Path, content: bytes) -> None:

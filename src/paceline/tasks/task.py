@@ -44,7 +44,8 @@ class RowTask:
         self.skipped = skipped
         """Reasons of the first skipped and filtered rows, at most 10."""
         if not self._prompts:
-            raise DataError(f"no rows left: {', '.join(f'{name} {count}' for name, count in self.counts.items())}")
+            held = "; eval.hold_out leaves the evaluation's problems out of training" if self.counts.get("excluded") else ""
+            raise DataError(f"no rows left: {', '.join(f'{name} {count}' for name, count in self.counts.items())}{held}")
         self._order = lru_cache(maxsize=4)(self._permutation)
 
     def __len__(self) -> int:
