@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.schedule import Resume
+from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
 from paceline.types.errors import CheckpointError, ConfigError
 
@@ -102,3 +103,22 @@ def test_a_changed_identity_is_refused_with_what_changed(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="task: abc -> def") as caught:
         check_identity(INFO.identity, {**INFO.identity, "task": "def"}, tmp_path)
     assert "model.path" not in str(caught.value)
+
+
+def test_a_run_that_failed_while_it_started_leaves_the_directory_free(tmp_path: Path) -> None:
+    first = RunDir(tmp_path / "run")
+    first.open(resume=False)
+    Ledger(first.ledger).close()
+    first.close()
+    again = RunDir(tmp_path / "run")
+    again.open(resume=False)
+    assert not again.ledger.exists()
+    again.close()
+
+
+def test_weights_that_engines_were_sent_go_with_the_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.open(resume=False)
+    (run.weights / "version-3.safetensors").write_bytes(b"x")
+    run.close()
+    assert not run.weights.exists()

@@ -26,7 +26,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.rundir import Origin, RunDir, read_origin, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
-from paceline.types.errors import ConfigError, RewardError, RuleViolated, WorkerLost
+from paceline.types.errors import ConfigError, DataError, RuleViolated, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Sampling
 
@@ -293,7 +293,7 @@ async def test_golds_that_no_reward_can_judge_are_refused_before_anything_is_gen
     bad = MemoryTask([("question", "4"), ("question", "bad"), ("question", "4")], name="bad")
     for name, options in (("task", {"task": bad}), ("problems", {"problems": bad, "evaluates": True})):
         run = Run(tmp_path / name, schedule(evaluate_every=1 if name == "problems" else 0), **options)
-        with pytest.raises(RewardError, match="row 1 of bad: gold 'bad'"):
+        with pytest.raises(DataError, match="row 1 of bad: gold 'bad'"):
             await run.go()
         assert run.records(RequestPrompts) == []
 

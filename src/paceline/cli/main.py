@@ -138,7 +138,8 @@ def _is_override(word: str) -> bool:
 def _eval_config(model: str, config: Path | None) -> Path:
     own = Path(model) / "config.toml"
     if config is None and not own.is_file():
-        raise ConfigError(f"{model}: is no run directory with a config.toml; name a configuration with --config")
+        what = "is no run directory with a config.toml" if Path(model).exists() else "there is no such directory"
+        raise ConfigError(f"{model}: {what}; for a model that is no run, name a configuration with --config")
     return config or own
 
 

@@ -17,7 +17,7 @@ DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Console) -> int:
     """Say how a run ended, how it went, and where its model lies; returns the exit code."""
     word = "interrupted" if outcome.interrupted else "done" if outcome.ok else "failed"
-    reason = f": {outcome.reason}" if outcome.reason else ""
+    reason = f": {outcome.reason}" if outcome.reason and not (outcome.ok and outcome.update == outcome.total) else ""
     plain(out if outcome.ok else err, f"{word} after {outcome.update} of {outcome.total} updates{reason}")
     for line in summary:
         plain(out, line)

@@ -93,6 +93,19 @@ class Ledger:
         self._database.close()
 
 
+def unused(path: Path) -> bool:
+    """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
+    if not path.exists():
+        return True
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
+    except sqlite3.DatabaseError:
+        return False
+    finally:
+        database.close()
+
+
 class LedgerReader:
     """Reads a ledger, also while a run writes it."""
 

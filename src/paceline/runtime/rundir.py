@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from paceline.core.schedule import Resume
 from paceline.durable import put_in_place, whole
+from paceline.runtime.ledger import unused
 from paceline.types.errors import CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
@@ -78,23 +79,28 @@ class RunDir:
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
-        if self.ledger.exists() and not resume:
+        if not resume and not unused(self.ledger):
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: a run lies here already: continue it with --resume, or choose another run.dir")
         self._lock = lock
+        if not resume:  # a run that failed while it started left a ledger without a record
+            for leftover in self.root.glob(f"{self.ledger.name}*"):
+                leftover.unlink()
         for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
             directory.mkdir(exist_ok=True)
         for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `put_in_place`
             final = self.checkpoints / replaced.name.removeprefix(".replaced-")
             if not final.exists():
                 replaced.rename(final)
-        for leftover in (self.weights, *self.checkpoints.glob(".*")):
+        for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover)
+        shutil.rmtree(self.weights)
         self.weights.mkdir()
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock back. What engines were sent goes: a resume publishes again."""
         if self._lock is not None:
+            shutil.rmtree(self.weights, ignore_errors=True)
             self._lock.close()
             self._lock = None
 

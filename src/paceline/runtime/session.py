@@ -37,7 +37,7 @@ from paceline.runtime.source import Source
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.runtime.training import Training
 from paceline.runtime.weights import Weights, probe_tokens
-from paceline.types.errors import EngineError, WorkerLost
+from paceline.types.errors import DataError, EngineError, RewardError, WorkerLost
 from paceline.types.records import Sampling
 
 GRACE_S = 5.0
@@ -168,8 +168,11 @@ class Session:
         prompts = [self._task.prompt(position) for position in range(len(self._task))]
         if self._evaluation is not None:
             prompts += self._evaluation.plan.prompts
-        for first in range(0, len(prompts), CHECKED_AT_ONCE):
-            await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
+        try:
+            for first in range(0, len(prompts), CHECKED_AT_ONCE):
+                await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
+        except RewardError as error:  # before anything is generated it is the data or the configuration that is wrong
+            raise DataError(str(error)) from error
         self._watch.cut()  # the first row begins here
         for info in infos:
             self._rollout.announce(info)
@@ -221,6 +224,8 @@ class Session:
     async def _evaluate(self, command: c.Evaluate) -> None:
         if self._evaluation is None:
             raise EngineError("there is nothing to evaluate: eval.task is unset")
+        plan = self._evaluation.plan
+        self.recorder.notice(f"evaluating version {command.version}: {len(plan.prompts)} problems x {plan.samples + plan.greedy} answers")
         serving = [name for name, version in self._weights.serving.items() if version == command.version]
         answers = await self._evaluation.run(serving, command.version)
         result = summarize(answers, model=f"version {command.version}")
