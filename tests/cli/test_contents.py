@@ -52,7 +52,7 @@ def test_a_file_that_changed_under_the_same_name_is_refused_at_a_resume_by_its_k
     before = place.now()
     check_identity(before, place.now(), tmp_path)
     (tmp_path / file).write_text(REWARD.replace("1.0", "0.5"))
-    with pytest.raises(CheckpointError, match=f"changed since: contents of {key}: [0-9a-f]{{16}} -> [0-9a-f]{{16}}$"):
+    with pytest.raises(CheckpointError, match=f"changed since: contents of {key}: [0-9a-f]{{16}} -> [0-9a-f]{{16}}; take it back"):
         check_identity(before, place.now(), tmp_path)
 
 

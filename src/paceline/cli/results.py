@@ -16,9 +16,7 @@ DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Console) -> int:
     """Say how a run ended, how it went, and where its model lies; returns the exit code."""
-    word = "interrupted" if outcome.interrupted else "done" if outcome.ok else "failed"
-    reason = f": {outcome.reason}" if outcome.reason and not (outcome.ok and outcome.update == outcome.total) else ""
-    plain(out if outcome.ok else err, f"{word} after {outcome.update} of {outcome.total} updates{reason}")
+    plain(out if outcome.ok else err, _ending(outcome))
     for line in summary:
         plain(out, line)
     if outcome.model:
@@ -26,6 +24,14 @@ def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Co
     if outcome.resumable and (outcome.update < outcome.total or outcome.interrupted):
         plain(out, "continue it with --resume")
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
+
+
+def _ending(outcome: Outcome) -> str:
+    """How far a run came; why it ended, unless it came to its end."""
+    word = "interrupted" if outcome.interrupted else "done" if outcome.ok else "failed"
+    whole = outcome.ok and outcome.update == outcome.total
+    reason = f": {outcome.reason}" if outcome.reason and not whole else ""
+    return f"{word} after {outcome.update} of {outcome.total} updates{reason}"
 
 
 def tell_evaluation(result: EvalResult, out: Console) -> None:
