@@ -210,6 +210,11 @@ def test_the_exit_code_says_how_a_run_ended(wire: FakeWire, outcome: Outcome, co
         (CheckpointError("step-3 is damaged"), 2, "error: step-3 is damaged"),
         (TrainerError("groups 1, 2"), 1, "failed: groups 1, 2"),
         (PacelineError("anything else"), 1, "failed: anything else"),
+        (
+            OSError(28, "No space left on device", "runs/a/metrics.jsonl"),
+            1,
+            "failed: [Errno 28] No space left on device: 'runs/a/metrics.jsonl'",
+        ),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

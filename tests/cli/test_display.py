@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 from rich.console import Console
 
-from paceline.cli.display import BARS, History, Lines, Panel, display, number, sparkline
+from paceline.cli.display import BARS, History, Lines, Panel, display, number, plain, screen, sparkline
 from paceline.types.progress import Progress
 
 
@@ -96,3 +97,24 @@ def test_the_display_follows_the_kind_of_output() -> None:
     pipe, _ = console()
     assert isinstance(display(terminal, pipe), Panel)
     assert isinstance(display(pipe, terminal), Lines)
+
+
+def test_a_reader_that_leaves_ends_the_showing_and_nothing_else() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w", encoding="utf-8") as stream:
+        shown = screen(stream)
+        plain(shown, "first")
+        os.close(reader)
+        for _ in range(3):
+            plain(shown, "x" * 100_000)  # and closing the stream, as at exit, raises nothing either
+
+
+def test_a_locale_without_bars_shows_something_in_their_place() -> None:
+    content = io.BytesIO()
+    stream = io.TextIOWrapper(content, encoding="ascii")
+    plain(screen(stream), f"reward {BARS}")
+    assert content.getvalue() == b"reward ????????\n"
+
+
+def test_without_a_standard_output_nothing_is_shown() -> None:
+    plain(screen(None), "nobody sees it")

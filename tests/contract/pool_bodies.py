@@ -1,6 +1,7 @@
 """Bodies that the pool contract runs in workers; factories are named `pool_bodies:NAME`."""
 
 import os
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,20 @@ class Body:
     def die(self, code: int) -> None:
         print("these are my last words", flush=True)
         raise SystemExit(code)
+
+    def start_child(self) -> int:
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    def fork_child(self) -> int:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        return child
+
+    def fork_and_go_on_in_both(self) -> int:
+        os.fork()
+        return os.getpid()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -14,8 +14,9 @@ import pytest
 
 from paceline.ports.fakes.pool import InlinePool
 from paceline.ports.pool import Pool, Worker, WorkerSpec
+from paceline.runtime.calls import Seat
 from paceline.runtime.process import ProcessPool
-from paceline.types.errors import EngineError, PacelineError, WorkerLost
+from paceline.types.errors import EngineError, PacelineError, WorkerLost, WorkerSilent
 
 HERE = Path(__file__).parent
 
@@ -151,6 +152,14 @@ async def test_a_lost_process_leaves_its_last_words(tmp_path: Path, monkeypatch:
             await worker.call("die", 4)
         await heard.until(lambda: bool(heard.losses))
         assert "these are my last words" in heard.losses[0]
+    long = tmp_path / "one.log"
+    long.write_text("x" * 1_000_000)
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        with pytest.raises(WorkerLost):
+            await worker.call("die", 4)
+        await heard.until(lambda: bool(heard.losses))
+        assert "these are my last words" in heard.losses[0]
+        assert len(heard.losses[0]) < 2200
 
 
 async def test_threads_and_cores_stand_before_the_body_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +180,43 @@ async def test_a_worker_that_does_not_close_in_time_is_killed(tmp_path: Path, mo
             await worker.stop(0.2)
         with pytest.raises(WorkerLost):
             await call
+
+
+@pytest.mark.parametrize("how", ["start_child", "fork_child"])
+async def test_what_a_worker_started_ends_with_it_and_does_not_hide_that_it_is_gone(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        child = await worker.call(how)
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerLost, match="exit code 3"):
+                await worker.call("die", 3)
+        await heard.until(lambda: not _runs(child))
+
+
+async def test_a_controller_that_stood_still_beyond_a_deadline_takes_the_answer_that_came_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    seat = Seat(ProcessPool(log_dir=tmp_path), WorkerSpec("one", "pool_bodies:body", {}), 0.3)
+    await seat.fill(print, print)
+    call = asyncio.ensure_future(seat.call("sleep", 0.05))
+    await asyncio.sleep(0.01)
+    time.sleep(0.6)
+    await call
+    with pytest.raises(WorkerSilent, match=r"did not answer sleep within 0\.3 s"):
+        await seat.call("sleep", 60)
+    await seat.stop(1.0)
+
+
+async def test_a_body_that_forks_and_goes_on_in_both_answers_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        for _ in range(3):
+            assert await worker.call("fork_and_go_on_in_both") == worker.pid
+            assert [await worker.call("echo", i) for i in range(20)] == list(range(20))
+        assert heard.losses == []
 
 
 CONTROLLER = """

@@ -189,6 +189,15 @@ def boom(completions: list[str]) -> list[float]:
     return [1 / len(c) for c in completions]
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        return 3  # type: ignore[return-value]
+
+
+def mute_boom(completions: list[str]) -> list[float]:
+    raise Mute
+
+
 async def late_boom(completions: list[str]) -> list[float]:
     return boom(completions)
 
@@ -197,11 +206,13 @@ async def late_boom(completions: list[str]) -> list[float]:
     ("function", "message"),
     [
         (boom, r"reward boom raised ZeroDivisionError on row 7 of sums .*\(test_functions.py line \d+\)$"),
+        (mute_boom, r"reward mute_boom raised Mute on row 7 of sums .*TypeError when asked for its text"),
         (late_boom, r"reward late_boom raised ZeroDivisionError on row 7 of sums .*\(test_functions.py line \d+\)$"),
         (lambda completions: [1.0], "returned 1 values for 2 completions on row 7"),
         (lambda completions: 1.0, "returned float on row 7"),
         (lambda completions: "ab", "returned str on row 7"),
         (lambda completions: None, "returned NoneType on row 7"),
+        (lambda completions: [1.0, 10**400], r"gave inf on row 7 of sums \(group 5, sample 1\): rewards are finite"),
         (lambda completions: [1.0, float("nan")], r"gave nan on row 7 of sums \(group 5, sample 1\)"),
         (lambda completions: [float("-inf"), 1.0], r"gave -inf on row 7 of sums \(group 5, sample 0\)"),
         (lambda completions: [1.0, "1"], r"gave str on row 7 of sums \(group 5, sample 1\)"),

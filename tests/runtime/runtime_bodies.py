@@ -1,7 +1,9 @@
 """Worker factories over the fakes, with faults on demand; named `runtime_bodies:NAME` in specifications."""
 
 import asyncio
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +78,12 @@ def engine(
 
 
 class TrainerThat(TrainerBody):
-    """Raises or dies at a step; never ends an export when it `hangs`; needs `takes_s` seconds for a dispatch."""
+    """Raises or dies at a step; never ends an export when it `hangs`; needs `takes_s` seconds for a dispatch; `diverges` at a step."""
 
-    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool, takes_s: float) -> None:
+    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool, takes_s: float, diverges: bool) -> None:
         super().__init__(trainer)
         self.raises_at, self.dies_at, self.hangs, self.takes_s, self.steps = raises_at, dies_at, hangs, takes_s, 0
+        self.diverges = diverges
 
     async def _slowly(self, *arguments: Any) -> Any:
         await asyncio.sleep(self.takes_s)
@@ -91,6 +94,8 @@ class TrainerThat(TrainerBody):
             return self._slowly(*arguments)
         if method == "export" and self.hangs:
             return asyncio.Event().wait()
+        if method == "probe" and self.diverges and self.steps:
+            return replace(super().call(method, *arguments), logprobs=(math.nan, -1.0))
         if method == "step":
             self.steps += 1
             if self.steps == self.raises_at:
@@ -100,14 +105,17 @@ class TrainerThat(TrainerBody):
         return super().call(method, *arguments)
 
 
-def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: float = 0.0) -> WorkerBody:
-    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs, takes_s)
+def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: float = 0.0, diverges: bool = False) -> WorkerBody:
+    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs, takes_s, diverges)
 
 
 class JudgeOf:
-    """Rewards by the length of the answer; raises or hangs on a group of training."""
+    """Rewards by the length of the answer; raises or hangs on a group of training, or dies on one, only the first time if `once` is given."""
 
-    def __init__(self, raises_on: int | None, hangs_on: int | None, equal: bool, rounding: bool = False) -> None:
+    def __init__(
+        self, raises_on: int | None, hangs_on: int | None, equal: bool, rounding: bool = False, dies_on: int | None = None, once: str = ""
+    ) -> None:
+        self.dies_on, self.once = dies_on, once
         self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -122,6 +130,8 @@ class JudgeOf:
         training = trajectories[0].purpose == "train"
         if training and prompt.index == self.hangs_on:
             return asyncio.Event().wait()
+        if training and prompt.index == self.dies_on and (not self.once or Once(self.once)):
+            raise SystemExit(9)
         if training and prompt.index == self.raises_on:
             raise RewardError(f"reward lengthy raised ValueError on row {prompt.row}: no")
         values = tuple(1.0 if self.equal or len(t.ids) % 2 else 0.0 for t in trajectories)
@@ -137,5 +147,8 @@ class JudgeOf:
         pass
 
 
-def judge(raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False) -> WorkerBody:
-    return JudgeOf(raises_on, hangs_on, equal, rounding)
+def judge(
+    raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False, dies_on: int | None = None,
+    once: str = "",
+) -> WorkerBody:  # fmt: skip
+    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once)

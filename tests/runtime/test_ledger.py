@@ -8,7 +8,7 @@ from paceline.core.commands import Publish, RequestPrompts, Stop
 from paceline.core.events import Published, Started
 from paceline.core.schedule import Resume
 from paceline.runtime.ledger import Ledger, LedgerReader
-from paceline.types.errors import CheckpointError
+from paceline.types.errors import CheckpointError, LedgerError
 
 SCHEDULE = schedule(deadlines=(("admit", 60.0),))
 
@@ -48,6 +48,40 @@ def test_rows_are_on_disk_after_commit_and_not_before(tmp_path: Path) -> None:
     del ledger  # as a crash would: what was not committed is gone, what was is whole
     reader = LedgerReader(path)
     assert [r.value for r in reader.records(lineage)] == [RequestPrompts(1, 4)]
+
+
+def test_a_full_disk_is_told_as_such_and_loses_no_row_once_there_is_space(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    lineage = ledger.open_lineage(SCHEDULE, Resume(), None, "")
+    (pages,) = ledger._database.execute("PRAGMA page_count").fetchone()
+    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    for number in range(1000):
+        ledger.append("command", 0.0, Stop(number, "full"))
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: database or disk is full"):
+            ledger.commit()
+    ledger._database.execute(f"PRAGMA max_page_count = {pages + 1000}")
+    ledger.close()
+    reader = LedgerReader(path)
+    assert [r.value for r in reader.records(lineage)] == [Stop(number, "full") for number in range(1000)]
+    assert list(reader.tears()) == []
+
+
+def test_a_checkpoint_of_a_lineage_that_is_not_in_the_ledger_is_refused(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    with pytest.raises(CheckpointError, match="lineage 1, which wrote the checkpoint, is not in it"):
+        ledger.open_lineage(SCHEDULE, Resume(), 1, "")
+    ledger.close()
+
+
+def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"no database, and longer than the hundred bytes of the header that one would begin with" * 4)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: file is not a database"):
+        Ledger(path)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: file is not a database"):
+        LedgerReader(path).lineages()
 
 
 def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ async def test_an_evaluation_and_training_of_the_same_numbers_end_and_are_taken_
         fleet.announce(info)
     for sample in range(2):
         await fleet.admit(Admit(sample, 0, sample, -1, "rollout-0", 0))  # even the attempt is an evaluation's
-    await fleet.submit("rollout-0", [Request(0, sample, -1, prompt().ids, Sampling(8), 0, 0, "eval") for sample in range(2)])
-    await fleet.cancel("rollout-0", 0, 1)
+    requests = [Request(0, sample, -1, prompt().ids, Sampling(8), 0, 0, "eval") for sample in range(2)]
+    await asyncio.gather(fleet.submit("rollout-0", requests), fleet.cancel("rollout-0", 0, 1))
     async with asyncio.timeout(5):
         while len(events) < 3 or not evaluated:
             await asyncio.sleep(0)

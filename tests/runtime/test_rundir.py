@@ -41,6 +41,14 @@ def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_
     opened(tmp_path, resume=True).close()
 
 
+def test_checkpoints_without_their_ledger_are_not_mixed_with_a_new_run(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    seal(rundir, 50)
+    rundir.close()
+    with pytest.raises(ConfigError, match="holds the checkpoints of a run whose ledger is gone"):
+        opened(tmp_path)
+
+
 def test_a_checkpoint_counts_only_when_it_is_sealed(tmp_path: Path) -> None:
     rundir = opened(tmp_path)
     (rundir.begin_checkpoint(1) / "trainer.bin").write_text("half")

@@ -304,14 +304,14 @@ async def test_instances_that_cannot_carry_the_schedule_are_refused_at_the_start
         await run.go()
 
 
-def signals(*after: str) -> Callable[[Progress], None]:
-    """Send SIGINT to this process at the first progress of each of these phases or updates."""
+def signals(*after: str, number: signal.Signals = signal.SIGINT) -> Callable[[Progress], None]:
+    """Send a signal to this process at the first progress of each of these phases or updates."""
     left = list(after)
 
     def watch(progress: Progress) -> None:
         if left and left[0] in (progress.phase, f"update {progress.update}"):
             left.pop(0)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     return watch
 
@@ -333,6 +333,32 @@ async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_l
     assert [step for axis, step, _ in second.tracker.rows if axis == "update"] == list(range(checkpoint.update + 1, 5))
     report = audit(second.rundir.ledger)
     assert (report.violations, report.lineages) == ((), 2)
+
+
+async def test_a_terminal_that_hangs_up_costs_no_update(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(total_updates=50), watch=signals("update 2", number=signal.SIGHUP))
+    assert (await run.go()).ok
+    (checkpoint,) = run.records(Checkpoint)
+    assert 2 <= checkpoint.update < 50
+    assert run.session.interrupted
+
+
+async def test_a_run_under_nohup_does_not_hear_its_terminal_hang_up(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = Run(tmp_path, schedule(), watch=signals("update 1", number=signal.SIGHUP))
+        assert (await run.go()).ok
+        assert len(run.rows()) == 3
+        assert not run.session.interrupted
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_weights_that_give_no_log_probs_end_the_run_as_diverged_and_not_as_a_stale_copy(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), trainer={"diverges": True})
+    stop = await run.go()
+    assert not stop.ok
+    assert "weights of version 1 give log-probs that are not finite: training has diverged" in stop.reason
 
 
 async def test_an_audit_finds_a_lineage_that_starts_where_no_checkpoint_stood(tmp_path: Path) -> None:
@@ -420,6 +446,18 @@ async def test_the_filter_has_the_advantages_own_notion_of_equal_outcomes(tmp_pa
     run = Run(tmp_path, schedule(no_signal="drop", empty_limit=1), judge={"rounding": True})
     assert not (await run.go()).ok
     assert run.trained() == [], "0.1 + 0.2 and 0.3 teach nothing"
+
+
+async def test_a_reward_worker_that_dies_over_a_group_costs_no_group_unless_that_group_kills_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "once", schedule(), judge={"dies_on": 2, "once": str(tmp_path / "died")})
+    assert (await run.go()).ok
+    assert run.trained() == [0, 1, 2, 3, 4, 5]
+    assert run.records(CommandFailed) == []
+    run = Run(tmp_path / "always", schedule(), judge={"dies_on": 2})
+    stop = await run.go()
+    assert not stop.ok
+    assert "gave no answer on group 2" in stop.reason
+    assert len(run.records(CommandFailed)) == 1
 
 
 async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(tmp_path: Path) -> None:

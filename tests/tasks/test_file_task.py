@@ -56,6 +56,7 @@ def test_a_byte_order_mark_and_blank_lines_are_skipped(tmp_path: Path) -> None:
         ("[1]", "line 2: list instead of an object"),
         ('"text"', "line 2: str instead of an object"),
         ("[" * 100_000, "line 2: JSON nested too deeply"),
+        (r'{"prompt": "b", "answer": "\uDC00"}', "line 2: half a character"),
         ({"answer": "2"}, "line 2, column 'prompt': missing"),
         ({"prompt": None, "answer": "2"}, "line 2, column 'prompt': missing"),
         ({"prompt": " ", "answer": "2"}, "line 2, column 'prompt': empty"),

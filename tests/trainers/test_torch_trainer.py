@@ -310,6 +310,19 @@ def test_a_checkpoint_of_another_model_is_refused(tiny: Path, tmp_path: Path) ->
         other.trainer.restore(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["master.safetensors", "optimizer.safetensors"])
+def test_a_checkpoint_with_one_flipped_bit_is_refused(tiny: Path, tmp_path: Path, name: str) -> None:
+    bench = Bench(tiny)
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    bench.trainer.save(str(tmp_path))
+    content = bytearray((tmp_path / name).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+        bench.trainer.restore(str(tmp_path))
+
+
 def test_a_restored_trainer_still_pulls_towards_the_starting_weights(tiny: Path, tmp_path: Path) -> None:
     algorithm = {"kl": "k3", "kl_weight": 0.1}
     first, second = Bench(tiny, algorithm=algorithm), Bench(tiny, algorithm=algorithm)

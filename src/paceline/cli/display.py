@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
 from statistics import fmean
 from types import TracebackType
-from typing import Protocol, Self
+from typing import IO, Any, Protocol, Self, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -187,6 +189,43 @@ def _row(metrics: Mapping[str, float]) -> Table:
 def plain(console: Console, text: str) -> None:
     """Print one line as it is: no markup, no wrapping."""
     console.print(Text(text), soft_wrap=True)
+
+
+class _Lasting:
+    """A text stream that goes mute where its reader has left or its disk is full, and never raises for it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale that lacks the bars of a sparkline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or not."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            self._mute()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or not."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._mute()
+
+    def _mute(self) -> None:
+        """What is still buffered goes nowhere, at the exit of the interpreter too."""
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+def screen(stream: IO[str] | None) -> Console:
+    """A console on a standard stream. What it shows is never worth a run: a closed pipe or terminal only ends the showing."""
+    return Console(quiet=True) if stream is None else Console(file=cast(IO[str], _Lasting(stream)))
 
 
 def display(out: Console, err: Console) -> Display:

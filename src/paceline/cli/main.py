@@ -6,16 +6,16 @@ Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 int
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from paceline import __version__
-from paceline.cli.display import display
+from paceline.cli.display import display, screen
 from paceline.cli.lazy import performed, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
@@ -69,7 +69,7 @@ def train(
             _print_plan(config)
             return
         performed(config)
-        out, err = Console(), Console(stderr=True)
+        out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             outcome = wire().train(config, resume=resume, on_progress=show)
         raise typer.Exit(tell_outcome(outcome, show.history.summary(), out, err))
@@ -95,7 +95,7 @@ def evaluate(
         _present(settings)
         if settings.eval.task is None:
             raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
-        out, err = Console(), Console(stderr=True)
+        out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)
         tell_evaluation(result, out)
@@ -108,7 +108,7 @@ def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directo
         if not (run / "ledger.sqlite").is_file():
             raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
         report = wire().audit(run)
-        raise typer.Exit(tell_audit(report, Console()))
+        raise typer.Exit(tell_audit(report, screen(sys.stdout)))
 
 
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
@@ -144,7 +144,9 @@ def _eval_config(model: str, config: Path | None) -> Path:
 
 
 def _print_plan(config: Config) -> None:
-    console = Console() if Console().is_terminal else Console(width=140)
+    console = screen(sys.stdout)
+    if not console.is_terminal:
+        console.width = 140
     console.print(plan_text(make_plan(config, task_rows(config.task), model_shape(config.model.path))))
 
 
@@ -161,6 +163,9 @@ def _told() -> Iterator[None]:
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
+    except OSError as error:  # no space, no permission, a read-only file system: the error names the file
+        typer.echo(f"failed: {error}", err=True)
+        raise typer.Exit(FAILED) from error
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ from paceline.types.records import Prompt, Score, Trajectory
 
 Finish = Callable[[], Sequence[Score]]
 _GRACE_S = 1.0
+_LONGEST = 2000
+"""Characters of an exception's text that are told."""
 
 
 @runtime_checkable
@@ -148,7 +150,7 @@ class FunctionReward:
         traceback.print_exception(error)  # the worker's log has all of it
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name} line {last.lineno}"
-        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {error} ({where})")
+        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {_said(error)} ({where})")
 
     def _missing(self, keywords: Mapping[str, Any]) -> str | None:
         missing = [name for name, required in self._parameters.items() if required and name not in keywords]
@@ -191,9 +193,24 @@ class FunctionReward:
             value.close()
         if not isinstance(value, (numbers.Real, np.bool_)):
             raise RewardError(f"reward {self.name} gave {type(value).__name__} on {row}: expected a number or None")
-        if not math.isfinite(value):
-            raise RewardError(f"reward {self.name} gave {value} on {row}: rewards are finite")
+        number = _number(value)
+        if not math.isfinite(number):
+            raise RewardError(f"reward {self.name} gave {number} on {row}: rewards are finite")
+        return number
+
+
+def _number(value: Any) -> float:
+    try:
         return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)[:_LONGEST]
+    except Exception as second:  # noqa: BLE001 - its class is the user's, too
+        return f"({type(second).__name__} when asked for its text)"
 
 
 def function_name(function: Callable[..., Any]) -> str:

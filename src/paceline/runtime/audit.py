@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from paceline.core.commands import Checkpoint, Command, Stop
 from paceline.core.events import Event
+from paceline.core.machine import Machine
 from paceline.core.replay import audit as audit_records
-from paceline.core.replay import difference, replay
 from paceline.core.schedule import Resume
 from paceline.runtime.ledger import LedgerReader, Lineage, Record
 from paceline.types.results import AuditReport
 
 
 def audit(ledger: Path) -> AuditReport:
-    """Check every lineage of a ledger. Raises CheckpointError when there is none, RecordError for rows that cannot be read."""
+    """Check every lineage of a ledger. Raises CheckpointError when there is none, RecordError or LedgerError for what cannot be read."""
     reader = LedgerReader(ledger)
     try:
         lineages = reader.lineages()
         events = commands = 0
-        violations: list[str] = []
+        violations = [f"ledger: {tear}" for tear in reader.tears()]
         notes: list[str] = []
         saved: dict[int, set[Resume]] = {}
         for lineage in lineages:
@@ -60,11 +61,26 @@ def _rules(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str
 
 
 def _replayed(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
-    events = [(record.now, cast(Event, record.value)) for record in records if record.direction == "event"]
-    recorded = [cast(Command, record.value) for record in records if record.direction == "command"]
     try:
-        again = replay(lineage.schedule, lineage.resume, events)
-    except AssertionError as error:  # the machine's own: such events cannot have reached it in this order
-        return [f"replay: the machine does not take these events: {error}"]
-    found = difference(recorded, again if whole else again[: len(recorded)])
+        found = _difference(lineage, records, whole)
+    except (AssertionError, LookupError) as error:  # such events cannot have reached the machine in this order
+        return [f"replay: the machine does not take these events: {type(error).__name__} {error}"]
     return [] if found is None else [f"replay: {found}"]
+
+
+def _difference(lineage: Lineage, records: Sequence[Record], whole: bool) -> str | None:
+    """Where the records part from what the machine says to their events: after each event exactly its commands, at its time."""
+    machine, due, now = Machine(lineage.schedule, lineage.resume), deque[Command](), 0.0
+    for record in records:
+        if record.direction == "event":
+            if due:
+                return f"row {record.sequence}: recorded {record.value}, replayed {due[0]}"
+            now = record.now
+            due.extend(machine.step(cast(Event, record.value), now))
+            continue
+        expected = due.popleft() if due else "nothing"
+        if record.value != expected:
+            return f"row {record.sequence}: recorded {record.value}, replayed {expected}"
+        if record.now != now:
+            return f"row {record.sequence}: recorded at {record.now} s, its event at {now} s"
+    return f"at the end: recorded nothing, replayed {due[0]}" if whole and due else None

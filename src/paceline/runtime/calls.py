@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from paceline.ports.pool import Pool, Worker, WorkerSpec
-from paceline.types.errors import WorkerLost
+from paceline.types.errors import WorkerLost, WorkerSilent
 
 MAX_RESTARTS = 5
 """A worker lost this often in a row, with nothing useful in between, ends the run."""
+READ_S = 0.1
+"""Seconds to read an answer that has arrived, after a deadline."""
 
 
 class Seat:
@@ -68,19 +70,25 @@ class Seat:
         self._losses = 0
 
     async def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call the worker. One that does not answer in time is killed: WorkerLost says so."""
+        """Call the worker. One that does not answer in time is killed: WorkerSilent says so.
+
+        If it was this process that stood still (Ctrl-Z, a frozen container), what the worker answered meanwhile is read before it is
+        judged.
+        """
         worker = self._worker
         if worker is None:
             raise WorkerLost(f"worker {self.name} is not running, asked for {method}")
         limit = self._answer_timeout_s if timeout_s is None else timeout_s
+        answer = asyncio.ensure_future(worker.call(method, *arguments))
         try:
-            async with asyncio.timeout(limit) as deadline:
-                return await worker.call(method, *arguments)
-        except TimeoutError:
-            if not deadline.expired():
-                raise  # the worker's own
-            worker.kill()
-            raise WorkerLost(f"worker {self.name} did not answer {method} within {limit:g} s and was killed") from None
+            for seconds in (limit, READ_S):
+                done, _ = await asyncio.wait({answer}, timeout=seconds)
+                if done:
+                    return answer.result()
+        finally:
+            answer.cancel()
+        worker.kill()
+        raise WorkerSilent(f"worker {self.name} did not answer {method} within {limit:g} s and was killed")
 
     def kill(self) -> None:
         """End the worker at once; its loss is reported."""

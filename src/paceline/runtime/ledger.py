@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
-from paceline.core.codec import dumps, loads
+from paceline.core.codec import COMMANDS, dumps, loads
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.schedule import Resume, Schedule
-from paceline.types.errors import CheckpointError
+from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
 Direction = Literal["event", "command"]
 
@@ -25,7 +27,7 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS lineage (
     id INTEGER PRIMARY KEY, parent INTEGER, schedule TEXT NOT NULL, resume TEXT NOT NULL, started TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
-    sequence INTEGER PRIMARY KEY, lineage INTEGER NOT NULL REFERENCES lineage, now REAL NOT NULL,
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT, lineage INTEGER NOT NULL REFERENCES lineage, now REAL NOT NULL,
     direction TEXT NOT NULL, kind TEXT NOT NULL, json TEXT NOT NULL);
 """
 
@@ -57,19 +59,25 @@ class Ledger:
     """The one writer. Not thread-safe: the driver's event loop owns it."""
 
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.executescript(TABLES)
+        """Open for writing, created if absent. Raises LedgerError, as every method that touches the file."""
+        self._path = path
+        with _named(path):
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.executescript(TABLES)
         self._lineage = 0
         self._rows: list[tuple[int, float, Direction, str, str]] = []
 
     def open_lineage(self, schedule: Schedule, resume: Resume, parent: int | None, started: str) -> int:
-        """Start a lineage; later rows belong to it. Durable at return."""
-        cursor = self._database.execute(
-            "INSERT INTO lineage (parent, schedule, resume, started) VALUES (?, ?, ?, ?)",
-            (parent, json.dumps(asdict(schedule)), json.dumps(asdict(resume)), started),
-        )
+        """Start a lineage; later rows belong to it. Durable at return. Raises CheckpointError for a parent that is not in here."""
+        with _named(self._path):
+            if parent is not None and not self._database.execute("SELECT 1 FROM lineage WHERE id = ?", (parent,)).fetchone():
+                raise CheckpointError(f"{self._path}: lineage {parent}, which wrote the checkpoint, is not in it: it was exchanged or cut")
+            cursor = self._database.execute(
+                "INSERT INTO lineage (parent, schedule, resume, started) VALUES (?, ?, ?, ?)",
+                (parent, json.dumps(asdict(schedule)), json.dumps(asdict(resume)), started),
+            )
         assert cursor.lastrowid is not None
         self._lineage = cursor.lastrowid
         return self._lineage
@@ -79,12 +87,18 @@ class Ledger:
         self._rows.append((self._lineage, now, direction, type(value).__name__, dumps(value)))
 
     def commit(self) -> None:
-        """Make every row appended so far durable."""
+        """Make every row appended so far durable: all of them or, when it raises, none; they are kept for the next call."""
         if not self._rows:
             return
-        self._database.execute("BEGIN")
-        self._database.executemany("INSERT INTO records (lineage, now, direction, kind, json) VALUES (?, ?, ?, ?, ?)", self._rows)
-        self._database.execute("COMMIT")
+        with _named(self._path):
+            try:
+                self._database.execute("BEGIN")
+                self._database.executemany("INSERT INTO records (lineage, now, direction, kind, json) VALUES (?, ?, ?, ?, ?)", self._rows)
+                self._database.execute("COMMIT")
+            except sqlite3.Error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
         self._rows.clear()
 
     def close(self) -> None:
@@ -112,22 +126,60 @@ class LedgerReader:
     def __init__(self, path: Path) -> None:
         if not path.exists():
             raise CheckpointError(f"{path}: there is no ledger here")
-        self._database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        self._path = path
+        with _named(path):
+            self._database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+            self._database.execute("BEGIN")  # one moment of it, whatever is written meanwhile
 
     def lineages(self) -> list[Lineage]:
-        """Every lineage, oldest first."""
-        rows = self._database.execute("SELECT id, parent, schedule, resume, started FROM lineage ORDER BY id")
+        """Every lineage, oldest first. Raises LedgerError, as every method, for a file that cannot be read."""
+        with _named(self._path):
+            rows = self._database.execute("SELECT id, parent, schedule, resume, started FROM lineage ORDER BY id").fetchall()
         return [Lineage(row[0], row[1], _schedule(row[2]), _resume(row[3]), row[4]) for row in rows]
 
     def records(self, lineage: int) -> Iterator[Record]:
-        """The rows of one lineage in order."""
-        query = "SELECT sequence, lineage, now, direction, json FROM records WHERE lineage = ? ORDER BY sequence"
-        for sequence, owner, now, direction, text in self._database.execute(query, (lineage,)):
-            yield Record(sequence, owner, now, direction, loads(text))
+        """The rows of one lineage in order. Raises RecordError for one that cannot be read, or is not what its columns say."""
+        query = "SELECT sequence, lineage, now, direction, kind, json FROM records WHERE lineage = ? ORDER BY sequence"
+        with _named(self._path):
+            for sequence, owner, now, direction, kind, text in self._database.execute(query, (lineage,)):
+                try:
+                    value = loads(text)
+                except RecordError as error:
+                    raise RecordError(f"{self._path}, row {sequence}: {error}") from error
+                found = ("command" if type(value).__name__ in COMMANDS else "event", type(value).__name__)
+                if (direction, kind) != found:
+                    raise RecordError(f"{self._path}, row {sequence}: it stands as {direction} {kind} and holds {' '.join(found)}")
+                yield Record(sequence, owner, now, direction, value)
+
+    def tears(self) -> Iterator[str]:
+        """What the one writer cannot have left, in words: rows are numbered from 1 without gaps, lineage after lineage."""
+        known = {lineage.id for lineage in self.lineages()}
+        before, owner = 0, 0
+        with _named(self._path):
+            for sequence, lineage in self._database.execute("SELECT sequence, lineage FROM records ORDER BY sequence"):
+                if sequence != before + 1:
+                    yield f"rows {before + 1} to {sequence - 1} are missing"
+                if lineage != owner and lineage not in known:
+                    yield f"rows from {sequence} on belong to lineage {lineage}, which is not there"
+                if lineage < owner:
+                    yield f"row {sequence} of lineage {lineage} follows rows of lineage {owner}"
+                before, owner = sequence, lineage
+            written = self._database.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'records'").fetchone()[0] or 0
+        if written > before:
+            yield f"rows {before + 1} to {written} are missing"
 
     def close(self) -> None:
         """Release the file."""
         self._database.close()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """The database's errors as LedgerError with the file's name."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: {error}") from error
 
 
 def _schedule(text: str) -> Schedule:

@@ -39,6 +39,7 @@ class ProcessWorker:
         self._stopping = False
         self._gone: str | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._burying = asyncio.create_task(self._bury(), name=f"waiting for the end of worker {spec.name}")
 
     async def open(self, connection: socket.socket, spec: WorkerSpec) -> None:
         """Hand the specification over and wait until the body stands. Raises what its factory raised, or WorkerLost."""
@@ -75,15 +76,22 @@ class ProcessWorker:
                 async with asyncio.timeout(grace_s):
                     await self._process.wait()
         self.kill()
-        await self._process.wait()
+        await self._burying
         if self._serving is not None:
             await self._serving
         self._writer.close()
 
     def kill(self) -> None:
         """End the process and what it started, at once."""
-        with contextlib.suppress(ProcessLookupError):
+        if self._burying.done():  # its number may be another's by now
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _bury(self) -> None:
+        """However the worker ends, what it started ends with it."""
+        await self._process.wait()
+        self.kill()
 
     async def _serve(self) -> None:
         try:
@@ -169,4 +177,6 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 def _tail(log: Path | None) -> str:
     if log is None or not log.exists():
         return ""
-    return log.read_bytes()[-LAST_WORDS:].decode(errors="replace").strip()
+    with log.open("rb") as file:  # it may be long
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
+        return file.read(LAST_WORDS).decode(errors="replace").strip()

@@ -15,7 +15,7 @@ from paceline.core.events import CommandFailed, Event, GroupMaterialized
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
 from paceline.runtime.stopwatch import Stopwatch
-from paceline.types.errors import PacelineError, RewardError, WorkerLost
+from paceline.types.errors import PacelineError, RewardError, WorkerLost, WorkerSilent
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
 from paceline.types.signal import has_signal
 
@@ -65,12 +65,23 @@ class RewardFleet:
         self._post(GroupMaterialized(command.id, command.group, signal, len(trajectories), "" if signal else "all outcomes are equal"))
 
     async def score(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
-        """Judge trajectories of one prompt, training's or an evaluation's. Raises RewardError, naming group, row and functions."""
+        """Judge trajectories of one prompt, training's or an evaluation's. Raises RewardError, naming group, row and functions.
+
+        A worker may be lost for reasons of its own (killed for memory): another is asked, unless the deadline was missed.
+        """
         try:
-            group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
+            try:
+                return await self._scored(prompt, trajectories)
+            except WorkerSilent:
+                raise
+            except WorkerLost:
+                return await self._scored(prompt, trajectories)
         except WorkerLost as error:
             where = f"group {trajectories[0].group} (row {prompt.row} of {prompt.task or 'the task'})"
             raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
+
+    async def _scored(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
+        group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
         return group
 
     async def _ask(self, timeout_s: float, method: str, *arguments: Any) -> Any:

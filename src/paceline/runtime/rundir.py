@@ -68,7 +68,8 @@ class RunDir:
     def open(self, *, resume: bool) -> None:
         """Create what is missing and take the lock, held until `close` or the end of this process.
 
-        Raises ConfigError when another controller holds it, when a run lies here and `resume` is not asked for, or the reverse.
+        Raises ConfigError when another controller holds it, when a run or its checkpoints lie here and `resume` is not asked for, or the
+        reverse.
         """
         if resume and not self.ledger.exists():
             raise ConfigError(f"run.dir = {self.root}: nothing to resume: no run lies here")
@@ -82,6 +83,9 @@ class RunDir:
         if not resume and not unused(self.ledger):
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: a run lies here already: continue it with --resume, or choose another run.dir")
+        if not resume and self.latest_checkpoint() is not None:
+            lock.close()
+            raise ConfigError(f"run.dir = {self.root}: holds the checkpoints of a run whose ledger is gone; choose another run.dir")
         self._lock = lock
         if not resume:  # a run that failed while it started left a ledger without a record
             for leftover in self.root.glob(f"{self.ledger.name}*"):

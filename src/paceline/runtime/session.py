@@ -270,9 +270,13 @@ class Session:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM: once = checkpoint and leave, twice = leave. Only where this is the process's main thread."""
+        """SIGINT, SIGTERM and SIGHUP: once = checkpoint and leave, twice = leave. Only where this is the process's main thread.
+
+        A run under nohup ignores SIGHUP, and goes on doing so.
+        """
         loop, caught = asyncio.get_running_loop(), []
-        for number in (signal.SIGINT, signal.SIGTERM):
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for number in (signal.SIGINT, signal.SIGTERM, *(() if nohup else (signal.SIGHUP,))):
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 loop.add_signal_handler(number, self._asked_to_stop, number.name)
                 caught.append(number)

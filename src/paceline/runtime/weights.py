@@ -18,7 +18,7 @@ from paceline.ports.data import Task
 from paceline.ports.weights import WeightStore
 from paceline.runtime.calls import Seat
 from paceline.runtime.stopwatch import Stopwatch
-from paceline.types.errors import EngineError, PacelineError, WorkerLost
+from paceline.types.errors import EngineError, PacelineError, TrainerError, WorkerLost
 from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
 
@@ -104,6 +104,8 @@ class Weights:
             location = self._store.prepare(command.version)
             ref: WeightsRef = await self._trainer.call("publish", command.version, location)
             probe: ProbeReport = await self._trainer.call("probe", self._probe_ids)
+            if not np.isfinite(probe.logprobs).all():
+                raise TrainerError(f"the weights of version {command.version} give log-probs that are not finite: training has diverged")
             self._stored[command.version] = Stored(ref, self._store.commit(ref), probe)
         self._watch.new_round()
         self._post(Published(command.id, command.version, ref.fingerprint))

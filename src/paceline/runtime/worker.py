@@ -27,6 +27,7 @@ def main(descriptor: int, cores: str) -> None:
     if cores and hasattr(os, "sched_setaffinity"):  # before any library starts threads
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     connection = socket.socket(fileno=descriptor)
+    _keep_from_children(connection)
     spec: WorkerSpec = receive(connection)
     try:
         body = make_body(spec)
@@ -65,6 +66,12 @@ def _answer(body: WorkerBody, call: int, method: str, arguments: tuple[Any, ...]
         return pack(("answer", call, body.call(method, *arguments)))
     except Exception as error:  # noqa: BLE001 - the process boundary: it travels to the caller, the worker lives on
         return pack(("error", call, RemoteError.of(error)))
+
+
+def _keep_from_children(connection: socket.socket) -> None:
+    """What a body starts must not hold the connection: it would answer in this worker's place, or hide that the worker is gone."""
+    connection.set_inheritable(False)
+    os.register_at_fork(after_in_child=connection.close)
 
 
 def _die_with_the_controller() -> None:

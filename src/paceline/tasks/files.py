@@ -58,8 +58,12 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
 def _json_record(content: bytes) -> dict[str, Any] | str:
     try:
         record = json.loads(content.decode("utf-8"), parse_int=_integer)
+        if b"\\ud" in content.lower():  # perhaps half of a pair
+            json.dumps(record, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         return f"not UTF-8 at byte {error.start}"
+    except UnicodeEncodeError:
+        return "half a character (a lone surrogate, \\ud800 to \\udfff), which is no text"
     except json.JSONDecodeError as error:
         return f"not JSON at character {error.pos + 1}: {error.msg}"
     except RecursionError:

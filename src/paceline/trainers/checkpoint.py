@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.durable import whole
-from paceline.models.store import write_tensors
+from paceline.models.store import fingerprint, write_tensors
 from paceline.types.errors import CheckpointError
 
 MASTER, MOMENTS, COUNTERS = "master.safetensors", "optimizer.safetensors", "trainer.json"
@@ -32,27 +32,31 @@ class Counters:
 
 
 def save(directory: Path, master: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor], counters: Counters) -> None:
-    """Write the three files, fsynced. The counters come last: without them the state does not count as complete."""
+    """Write the three files, fsynced. The counters come last, with the fingerprints of the tensors: without them nothing is complete."""
     dtype = next(iter(master.values())).dtype
-    write_tensors(master.items(), directory / MASTER, dtype)
-    write_tensors(moments.items(), directory / MOMENTS, dtype)
+    written = {name: write_tensors(tensors.items(), directory / name, dtype) for name, tensors in ((MASTER, master), (MOMENTS, moments))}
     with whole(directory / COUNTERS) as aside:
-        aside.write_text(json.dumps(asdict(counters)))
+        aside.write_text(json.dumps({"counters": asdict(counters), "fingerprints": written}))
 
 
 def read(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Counters]:
     """Master weights, moments and counters; CheckpointError names the file that is missing or damaged."""
     path = directory / COUNTERS
     try:
-        counters = Counters(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        state = json.loads(path.read_text())
+        counters = Counters(**state["counters"])
+        master, moments = (str(state["fingerprints"][name]) for name in (MASTER, MOMENTS))
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: missing or damaged ({error})") from error
-    return _tensors(directory / MASTER), _tensors(directory / MOMENTS), counters
+    return _tensors(directory / MASTER, master), _tensors(directory / MOMENTS, moments), counters
 
 
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
+def _tensors(path: Path, written: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file; a flipped bit changes the fingerprint, and nothing else would show it."""
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: missing or damaged ({error})") from error
+    if fingerprint(tensors.items()) != written:
+        raise CheckpointError(f"{path}: damaged: its tensors are not those that were written")
     return tensors

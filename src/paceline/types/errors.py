@@ -37,8 +37,16 @@ class WorkerLost(PacelineError):
     """A worker process ended or stopped answering; the message names it and what it was doing."""
 
 
+class WorkerSilent(WorkerLost):
+    """A worker did not answer by its deadline and was killed for it: the same call would take as long again."""
+
+
 class RuleViolated(PacelineError):
     """One of the rules 1-8 does not hold: a fault of paceline itself, never of the user."""
+
+
+class LedgerError(PacelineError):
+    """The ledger cannot be read or written: damaged, locked, or no space; the message names the file."""
 
 
 class RecordError(PacelineError, ValueError):

@@ -51,7 +51,7 @@ class Group:
 
     def low(self) -> int:
         """Smallest version of any token of the scored samples; a group not yet scored counts what has finished."""
-        finished = (self.samples[s] for s in self.scored) if self.scored else self.samples.values()
+        finished = (self.samples[s] for s in self.scored if s in self.samples) if self.scored else self.samples.values()
         return min((s.low for s in finished if s.state == FINISHED), default=-1)
 
 
