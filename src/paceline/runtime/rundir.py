@@ -74,24 +74,39 @@ class RunDir:
         if resume and not self.ledger.exists():
             raise ConfigError(f"run.dir = {self.root}: nothing to resume: no run lies here")
         self.root.mkdir(parents=True, exist_ok=True)
+        self._lock = self._locked()
+        if not resume:
+            self._begin_anew()
+        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
+            directory.mkdir(exist_ok=True)
+        self._mend()
+
+    def _locked(self) -> IO[str]:
         lock = (self.root / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
-        if not resume and not unused(self.ledger):
-            lock.close()
-            raise ConfigError(f"run.dir = {self.root}: a run lies here already: continue it with --resume, or choose another run.dir")
-        if not resume and self.latest_checkpoint() is not None:
-            lock.close()
-            raise ConfigError(f"run.dir = {self.root}: holds the checkpoints of a run whose ledger is gone; choose another run.dir")
-        self._lock = lock
-        if not resume:  # a run that failed while it started left a ledger without a record
-            for leftover in self.root.glob(f"{self.ledger.name}*"):
-                leftover.unlink()
-        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
-            directory.mkdir(exist_ok=True)
+        return lock
+
+    def _begin_anew(self) -> None:
+        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes."""
+        found = None
+        if not unused(self.ledger):
+            found = "a run lies here already: continue it with --resume, or choose another run.dir"
+        elif self.latest_checkpoint() is not None:
+            found = "holds the checkpoints of a run whose ledger is gone; choose another run.dir"
+        if found is not None:
+            assert self._lock is not None
+            self._lock.close()
+            self._lock = None
+            raise ConfigError(f"run.dir = {self.root}: {found}")
+        for leftover in self.root.glob(f"{self.ledger.name}*"):
+            leftover.unlink()
+
+    def _mend(self) -> None:
+        """Finish or undo what a crash left half done, and forget the weights of an earlier lineage."""
         for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `put_in_place`
             final = self.checkpoints / replaced.name.removeprefix(".replaced-")
             if not final.exists():
