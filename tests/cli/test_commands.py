@@ -98,6 +98,7 @@ def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
         (["train", QUICKSTART, "model.path=./nowhere"], 2, "no such directory"),
         (["train", "task.kind=file", "task.path=no.jsonl", "task.gold_column=a", "--dry-run"], 2, "no such file"),
         (["eval", "./nowhere"], 2, "name a configuration with --config"),
+        (["train"], 2, "name a configuration file"),
         (["audit", "./nowhere"], 2, "is no run directory"),
         (["train", "--no-such-option"], 2, "No such option"),
     ],

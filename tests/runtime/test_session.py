@@ -26,7 +26,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.rundir import Origin, RunDir, read_origin, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
-from paceline.types.errors import ConfigError, DataError, RuleViolated, WorkerLost
+from paceline.types.errors import CheckpointError, ConfigError, DataError, RuleViolated, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Sampling
 
@@ -333,6 +333,17 @@ async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_l
     assert [step for axis, step, _ in second.tracker.rows if axis == "update"] == list(range(checkpoint.update + 1, 5))
     report = audit(second.rundir.ledger)
     assert (report.violations, report.lineages) == ((), 2)
+
+
+async def test_a_damaged_checkpoint_is_refused_with_the_way_to_the_one_before(tmp_path: Path) -> None:
+    assert (await Run(tmp_path, schedule(checkpoint_every=1)).go()).ok
+    newest = RunDir(tmp_path).latest_checkpoint()
+    assert newest is not None
+    for file in newest.iterdir():
+        if file.name != "resume.json":
+            file.write_text("{")
+    with pytest.raises(CheckpointError, match=r"missing or damaged.*; without .*step-3, --resume takes the checkpoint before it"):
+        await Run(tmp_path, schedule(total_updates=5, checkpoint_every=1), resume=True).go()
 
 
 async def test_a_terminal_that_hangs_up_costs_no_update(tmp_path: Path) -> None:

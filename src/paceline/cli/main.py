@@ -114,6 +114,8 @@ def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directo
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
     """The configuration of `[CONFIG.toml] [KEY=VALUE ...]`, its warnings told."""
     words = list(words or ())
+    if not words and not settings:
+        raise ConfigError("name a configuration file, or set keys as KEY=VALUE; see docs/guides/configuration.md")
     files = [word for word in words if not _is_override(word)]
     if len(files) > 1 or (files and words[0] != files[0]):
         raise ConfigError(f"{files[-1]}: expected key=value; one configuration file may come first")

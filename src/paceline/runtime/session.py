@@ -37,7 +37,7 @@ from paceline.runtime.source import Source
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.runtime.training import Training
 from paceline.runtime.weights import Weights, probe_tokens
-from paceline.types.errors import DataError, EngineError, RewardError, WorkerLost
+from paceline.types.errors import CheckpointError, DataError, EngineError, RewardError, WorkerLost
 from paceline.types.records import Sampling
 
 GRACE_S = 5.0
@@ -180,8 +180,12 @@ class Session:
 
     async def _start_trainer(self) -> None:
         await self._trainer.fill(lambda report: None, lambda reason: self.driver.fail(WorkerLost(reason)))
-        if self._lineage.checkpoint is not None:
-            await self._trainer.call("restore", str(self._lineage.checkpoint))
+        checkpoint = self._lineage.checkpoint
+        if checkpoint is not None:
+            try:
+                await self._trainer.call("restore", str(checkpoint))
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; without {checkpoint}, --resume takes the checkpoint before it") from error
 
     def _performers(self) -> Mapping[type, Performer]:
         return {
