@@ -53,6 +53,18 @@ def test_an_evaluation_waits_until_no_instance_is_changing_its_weights() -> None
     assert kinds(s.evaluated()) == ["LoadWeights"]
 
 
+def test_an_instance_whose_load_waits_for_an_evaluation_loads_when_the_one_to_evaluate_is_lost() -> None:
+    s = Script(schedule("serial", u=1, group_size=1, evaluate_every=1))
+    s.feed(e.Started())
+    s.up("a")
+    s.up("b")
+    s.published()
+    s.live("a")
+    assert s.up("d") == []
+    assert kinds(s.lost("a")) == ["LoadWeights"]
+    assert s.last(c.LoadWeights).instance == "d"
+
+
 def test_a_failed_evaluation_warns_and_the_run_goes_on() -> None:
     s = Script(schedule("serial", u=1, group_size=1, evaluate_every=1))
     s.begin()

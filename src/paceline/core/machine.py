@@ -253,6 +253,8 @@ class Machine:
         self._m.fleet.lost(instance)
         if self._m.traits.balanced:
             self._placement.rebalance()
+        else:
+            self._loading.load_all()  # the last that served a version has gone, and with it the evaluation that others waited for
 
     def _on_idle(self, event: ev.InstanceIdle) -> None:
         instance = self._m.fleet.instances.get(event.instance)
