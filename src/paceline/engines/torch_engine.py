@@ -19,7 +19,7 @@ from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler
 from paceline.models.packed import LoadedModel
 from paceline.models.store import fingerprint
-from paceline.ports.rollout import EngineLoad, Failure
+from paceline.ports.rollout import EngineLoad, Failure, Unfinished
 from paceline.types.errors import ConfigError, EngineError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Purpose, Request, Trajectory
@@ -121,7 +121,7 @@ class TorchEngine:
         """Identity and capabilities."""
         return InstanceInfo(self._instance, self._slots, kv_tokens=self._pool.pages * self._pool.size)
 
-    def load(self, ref: WeightsRef, location: str) -> str:
+    def load(self, ref: WeightsRef, location: str, unfinished: Unfinished = "none", replaces: int | None = None) -> str:
         """Replace the weights in place by the safetensors file or directory at `location`; returns the fingerprint of what lies in them.
 
         No KV survives: prompts leave memory with their last request. Raises EngineError while there is work, ModelError for a
@@ -141,7 +141,7 @@ class TorchEngine:
         return self._fingerprint
 
     @torch.inference_mode()
-    def probe(self, ids: Sequence[int]) -> ProbeReport:
+    def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
         """Score fixed tokens as requests are served: the first half of `ids` as a prompt, the others by one decode step each.
 
         Work in flight is untouched. Raises EngineError if fewer than two tokens are given, the pages are not free, or a load failed.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from paceline.types.progress import ProbeReport
 from paceline.types.records import Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
+
+
+Unfinished = Literal["none", "keep", "recompute"]
+"""What becomes of work in flight when its weights make way: there is none; it keeps its KV cache; its KV cache is rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,45 @@ class Cancels(Protocol):
 
 
 class HoldsWeights(Protocol):
-    """An engine whose weights can be replaced in place."""
+    """An engine whose weights can be replaced in place. With `info().versions_held` above 1 it serves several versions side by side."""
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
 
-    def load(self, ref: WeightsRef, location: str) -> str:
-        """Replace the weights by those stored at `location` (a safetensors file); return the checksum of what arrived.
-        Work in flight must be finished or dropped first: raises EngineError otherwise."""
+    def load(self, ref: WeightsRef, location: str, unfinished: Unfinished = "none", replaces: int | None = None) -> str:
+        """Serve the weights stored at `location` (a safetensors file); return the checksum of what arrived.
 
-    def probe(self, ids: Sequence[int]) -> ProbeReport:
-        """Score fixed tokens through the serving path (prefill and decode, packed copies included)."""
+        They take the place of version `replaces`, or an empty place beside the others when None (the weights an engine starts with hold
+        no place). Work under `replaces` goes on under the new version, token by token, with its KV cache kept or rebuilt as
+        `unfinished` says; `none` promises that there is no such work: raises EngineError otherwise. Work under other versions goes on.
+        """
+
+    def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
+        """Score fixed tokens through the serving path (prefill and decode, packed copies included) under a version that the engine
+        holds; None = the one loaded last."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """What an engine took over from another one."""
+
+    trajectories: tuple[tuple[int, int], ...]
+    """(group, sample) of every trajectory that now runs here."""
+    prefilled_tokens: int
+    """Tokens that had to run through the model to rebuild KV; 0 when the KV cache travelled along."""
+
+
+class MovesState(Protocol):
+    """An engine that hands trajectories over in the middle (`info().exports_kv`): tokens, columns, and the KV cache of prompt and answer."""
+
+    def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
+        """Take training trajectories (group, sample) out of this engine and write their state to a file at `location`.
+
+        Returns those that were here and left; one that has finished already, or was never here, is left out.
+        """
+
+    def take_in(self, location: str) -> TakenIn:
+        """Go on with the trajectories that `hand_over` wrote to `location`, under their own version, which this engine holds. They sample
+        the tokens that they would have sampled where they were. Raises EngineError, with nothing taken, for another version or a file
+        that cannot be read. Those that find no free slot or page wait for one with their state.
+        """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.algo.counter import stream_key, uniforms
-from paceline.ports.rollout import EngineLoad, Failure
+from paceline.ports.rollout import EngineLoad, Failure, Unfinished
 from paceline.types.errors import EngineError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Purpose, Request, Trajectory
@@ -107,14 +107,14 @@ class FakeEngine:
         """Identity and capabilities."""
         return InstanceInfo(self._instance, self._slots, kv_tokens=self._kv_tokens)
 
-    def load(self, ref: WeightsRef, location: str) -> str:
+    def load(self, ref: WeightsRef, location: str, unfinished: Unfinished = "none", replaces: int | None = None) -> str:
         """Serve another version; raises EngineError while there is work."""
         if self._running or self._waiting:
             raise EngineError(f"{self._instance}: cannot load version {ref.version} with {len(self._running)} trajectories running")
         self._version, self._fingerprint = ref.version, self._checksum(ref, location)
         return self._fingerprint
 
-    def probe(self, ids: Sequence[int]) -> ProbeReport:
+    def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
         """Log-probs by `score`, [n - 1]; raises EngineError for fewer than two tokens."""
         if len(ids) < 2:
             raise EngineError(f"{self._instance}: cannot probe {len(ids)} tokens")
