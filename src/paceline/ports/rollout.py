@@ -10,7 +10,6 @@ from paceline.types.progress import ProbeReport
 from paceline.types.records import Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
 
-
 Unfinished = Literal["none", "keep", "recompute"]
 """What becomes of work in flight when its weights make way: there is none; it keeps its KV cache; its KV cache is rebuilt."""
 
@@ -86,7 +85,7 @@ class TakenIn:
 
 
 class MovesState(Protocol):
-    """An engine that hands trajectories over in the middle (`info().exports_kv`): tokens, columns, and the KV cache of prompt and answer."""
+    """An engine that hands trajectories over in the middle (`info().exports_kv`): tokens, columns and KV cache, the prompt's included."""
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
         """Take training trajectories (group, sample) out of this engine and write their state to a file at `location`.
