@@ -1,6 +1,7 @@
 """Pure parts: apportionment, frontier, costs, presets."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -87,6 +88,15 @@ def test_a_span_of_decode_steps_is_the_sum_of_its_steps_and_inverts(sequences: i
     assert cost.steps_within(sequences, context, span * (1 + 1e-9)) == steps
 
 
+@pytest.mark.parametrize("per_context", [0.0, 1e-6])
+def test_exactly_the_time_of_so_many_steps_is_enough_for_them_whatever_rounding_does(per_context: float) -> None:
+    cost = DecodeCost(0.01, 0.0005, per_context)
+    for steps in range(2000):
+        seconds = cost.span(7, 100, steps)
+        assert cost.steps_within(7, 100, seconds) == steps
+        assert cost.steps_within(7, 100, math.nextafter(seconds, 0.0)) == max(0, steps - 1)
+
+
 def test_acceptance_counts_the_correction_or_bonus_token() -> None:
     assert acceptance_length(()) == 1.0
     assert acceptance_length((0.7, 0.7, 0.7)) == pytest.approx(2.533)
@@ -154,3 +164,9 @@ def test_an_instance_that_cannot_carry_the_schedule_is_refused(info: InstanceInf
     with pytest.raises(ConfigError, match="instance 'a'") as error:
         check_fleet(schedule("streaming", granularity="group"), [InstanceInfo("fine", 4), info])
     assert words in str(error.value)
+
+
+def test_instances_that_can_carry_the_schedule_pass_and_so_does_having_none_yet() -> None:
+    plan = schedule("streaming", granularity="group")
+    check_fleet(plan, [InstanceInfo("a", 2), InstanceInfo("b", 8, versions_held=3, logprobs="reported")])
+    check_fleet(plan, [])

@@ -67,6 +67,8 @@ def test_a_run_can_be_audited_and_replayed_from_its_written_records(preset):
         events = [(now, r) for now, r in records if isinstance(r, e.Event)]
         assert difference(trace.commands, replay(schedule, Resume(), events)) is None
         assert audit(schedule, Resume(), records) == []
+        cut = len(records) // 2
+        assert audit(schedule, Resume(), records[:cut], whole=False) == [], "what a killed lineage leaves open is no violation"
 
     go()
 

@@ -35,6 +35,8 @@ class Book:
         """Trajectories that run or are parked under a version; in streaming they take what their instance serves."""
         self.admits: dict[tuple[int, int, int], int] = {}
         """Open Admits by (group, sample, attempt); they outlive their group's terminal state until they are answered."""
+        self.moving: dict[int, tuple[Instance | None, dict[c.TrajectoryKey, int]]] = {}
+        """By open Migrate: its target as it is up now, and the Admit of each trajectory that was to move."""
         self.aborting: set[int] = set()
         """Open Admits that an Abort was commanded for."""
         self.newest = -1
@@ -168,6 +170,11 @@ class Book:
         if (instance := self.instances.get(command.instance)) is not None:
             instance.loading[command.id] = (command.version, command.replaces)
 
+    def _migrate(self, command: c.Migrate) -> None:
+        self._opened(command)
+        admits = {key: sample.command for key in command.trajectories if (sample := self.sample(*key)) is not None}
+        self.moving[command.id] = self.instances.get(command.target), admits
+
     def _retire(self, command: c.Retire) -> None:
         self.fingerprints.pop(command.version, None)
 
@@ -200,21 +207,27 @@ class Book:
         if type(command) is c.Admit:
             self.aborting.discard(number)
             self.admits.pop((command.group, command.sample, command.attempt), None)
-        if (instance := self.instances.get(getattr(command, "instance", ""))) is not None:
+        self.moving.pop(number, None)
+        self._off(getattr(command, "instance", ""), number)
+        return command
+
+    def _off(self, name: str, number: int) -> None:
+        """An instance owes the answer to a command no longer."""
+        if (instance := self.instances.get(name)) is not None:
             instance.open.discard(number)
             instance.loading.pop(number, None)
-        return command
 
     def _answered(self, event: Any) -> None:
         self._close(event.command)
 
     def _arrived(self, event: e.PromptsArrived) -> None:
-        if self.answers(event, c.RequestPrompts) is None:
+        if (request := self.answers(event, c.RequestPrompts)) is None:
             return
         self._close(event.command)
         for index in event.indices:
             self.next_index = max(self.next_index, index + 1)
             self.groups[index] = Group()
+        self.data_ended |= len(event.indices) < request.count
 
     def _data_ended(self, event: e.DataEnded) -> None:
         self._close(event.command)
@@ -237,8 +250,7 @@ class Book:
             return
         self._close(event.command)
         # A moved trajectory ends on another instance than the one that its Admit names.
-        if (instance := self.instances.get(event.instance)) is not None:
-            instance.open.discard(event.command)
+        self._off(event.instance, event.command)
 
     def _parked(self, event: e.TrajectoryParked) -> None:
         if (park := self.answers(event, c.Park)) is None:
@@ -285,31 +297,45 @@ class Book:
     def _migrated(self, event: e.Migrated) -> None:
         if (migrate := self.answers(event, c.Migrate)) is None:
             return
+        target, admits = self.moving[migrate.id]
         self._close(event.command)
         for key in event.moved:
             sample = self.sample(*key)
-            if sample is None or sample.state != RUNNING or sample.instance != migrate.source:
+            if sample is None or sample.state != RUNNING or sample.command != admits.get(key):
                 continue
+            self._off(migrate.source, sample.command)
             sample.instance = migrate.target
-            for name, change in ((migrate.source, set.discard), (migrate.target, set.add)):
-                if (instance := self.instances.get(name)) is not None:
-                    change(instance.open, sample.command)
+            if target is not None and self.instances.get(migrate.target) is target:
+                target.open.add(sample.command)
+            else:
+                # It moved to an instance that was lost meanwhile, and is lost with it.
+                self._close(sample.command)
+                self._end(sample)
 
     def _aborted(self, event: e.Aborted) -> None:
-        if (abort := self.answers(event, c.Abort)) is None:
-            return
-        self._close(event.command)
+        if (abort := self.answers(event, c.Abort)) is not None:
+            self._end_abort(abort)
+
+    def _end_abort(self, abort: c.Abort) -> None:
+        self._close(abort.id)
         if (sample := self.meant(abort)) is not None and sample.state in (RUNNING, PARKED):
             self._end(sample)
         if (admit := self.admits.get((abort.group, abort.sample, abort.attempt))) is not None:
             self._close(admit)
 
     def _command_failed(self, event: e.CommandFailed) -> None:
-        command = self._close(event.command)
-        if type(command) is c.Materialize and (group := self.groups.get(command.group)) is not None:
-            group.failures += 1
+        """A failure amounts to the answer that says so, where there is one."""
+        command = self.open.get(event.command)
+        if type(command) is c.Admit:
+            self._failed(e.TrajectoryFailed(command.id, command.group, command.sample, command.attempt, command.instance, event.error))
+        elif type(command) is c.Abort:
+            self._end_abort(command)
+        elif self._close(event.command) is None:
+            return
         elif type(command) is c.LoadWeights:
             self._gone(command.instance)
+        elif type(command) is c.Materialize and (group := self.groups.get(command.group)) is not None:
+            group.failures += 1
 
     def _up(self, event: e.InstanceUp) -> None:
         self._gone(event.info.instance)
@@ -330,8 +356,7 @@ class Book:
                 self._end(sample)
 
     def _stop_requested(self, event: e.StopRequested) -> None:
-        if self.stopping != "now":
-            self.stopping = event.how
+        self.stopping = event.how
 
 
 _TAKES: dict[type, Callable[[Book, Any], None]] = {
@@ -343,7 +368,7 @@ _TAKES: dict[type, Callable[[Book, Any], None]] = {
     c.Publish: Book._publish,
     c.LoadWeights: Book._load,
     c.Retire: Book._retire,
-    c.Migrate: Book._opened,
+    c.Migrate: Book._migrate,
     c.Abort: Book._abort,
     c.Terminal: Book._terminal,
     c.Evaluate: Book._opened,
