@@ -11,8 +11,10 @@ from tests.core.hand import schedule
 
 from paceline.core.balance import apportion
 from paceline.core.costs import DecodeCost, LinearCost, SpeculationCost, acceptance_length, best_draft_length
+from paceline.core.fleet import Fleet
 from paceline.core.frontier import Load, Meter, choose, rate
 from paceline.core.presets import check, check_fleet
+from paceline.core.versions import Versions
 from paceline.types.errors import ConfigError
 from paceline.types.weights import InstanceInfo
 
@@ -170,3 +172,23 @@ def test_instances_that_can_carry_the_schedule_pass_and_so_does_having_none_yet(
     plan = schedule("streaming", granularity="group")
     check_fleet(plan, [InstanceInfo("a", 2), InstanceInfo("b", 8, versions_held=3, logprobs="reported")])
     check_fleet(plan, [])
+
+
+def test_a_lane_offers_the_emptiest_instance_and_remembers_no_more_than_it_must() -> None:
+    versions = Versions(0)
+    versions.publish(0, 0)
+    fleet = Fleet(True, versions)
+    a, b = (fleet.up(InstanceInfo(name, 8)) for name in "ab")
+    for instance in (a, b):
+        fleet.aim(instance, (0,))
+        fleet.begin_load(instance, 0, None)
+        fleet.live(instance)
+    fleet.occupy(a, 0)
+    for _ in range(500):
+        assert fleet.pick(0, None) is b
+        fleet.occupy(b, 0)
+        fleet.occupy(b, 0)
+        assert fleet.pick(0, None) is a
+        fleet.vacate(b, 0)
+        fleet.vacate(b, 0)
+    assert len(fleet._heaps[0]) < 80

@@ -263,3 +263,13 @@ def test_aborts_and_loads_of_a_lost_instance_are_waited_for_no_longer() -> None:
     s.up("b")
     s.lost("b")
     assert {w.kind for w in s.machine.waits(0.0)} == {"instances", "groups"}
+
+
+def test_a_run_that_is_asked_to_stop_again_leaves_as_it_was_asked_first() -> None:
+    s = Script(schedule("serial", u=2, group_size=1))
+    s.begin()
+    s.prompts()
+    assert kinds(s.feed(e.StopRequested("checkpoint", "first"))) == ["Checkpoint"]
+    assert s.feed(e.StopRequested("checkpoint", "second")) == []
+    (stop,) = s.saved()
+    assert (stop.reason, stop.ok) == ("first", True)

@@ -517,6 +517,17 @@ def test_a_trajectory_that_moved_to_an_instance_lost_meanwhile_is_lost_with_it()
     assert running(MULTIVERSION, MOVE, e.InstanceLost("i1", "gone"), moved, c.Admit(10, 0, 1, 1, "i0", 0)) == [stayed]
 
 
+def test_an_attempt_that_arrives_after_it_was_given_up_is_ended_and_nothing_of_it_is_abandoned():
+    ghost = (MOVE, e.InstanceLost("i0", "gone"), e.Migrated(9, ((0, 0),)), c.Abort(10, 0, 0, 0, "i1", "moved after it was given up"))
+    assert running(MULTIVERSION, *ghost, e.Aborted(10), c.Admit(11, 0, 0, 1, "i1", 0)) == []
+
+
+def test_a_failed_evaluation_is_over():
+    tail = (c.Evaluate(9, 0, 0), e.CommandFailed(9, "its reward raised"), c.LoadWeights(10, "i1", 0, replaces=0))
+    assert running(SERIAL, *tail, only=(3,)) == []
+    assert running(SERIAL, tail[0], tail[2], only=(3,)) == ["instance i1 changed to version 0 during an evaluation"]
+
+
 def test_a_move_means_the_attempt_that_ran_when_it_was_commanded():
     """Its source is lost and comes back under the same name; the next attempt runs there when the move of the first one is answered."""
     back = (up("i0"), c.LoadWeights(31, "i0", 0), live(31, 0), c.Admit(10, 0, 0, 1, "i0", 0))
