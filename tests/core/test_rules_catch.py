@@ -423,6 +423,31 @@ def test_having_no_instance_past_its_deadline_must_be_named_too():
     assert late(schedule, (gone, 1.0), *again, (timer, 12.0), (timer, 12.5)) == [8]
 
 
+def test_the_trainers_wait_for_groups_must_be_named_with_one_of_them():
+    schedule, timer = replace(SERIAL, deadlines=(("groups", 5.0),)), e.Timer()
+    warn = c.Warn(50, "groups: rollout has owed the trainer groups [0, 1] for 6.0 s")
+    assert late(schedule, (timer, 4.0), (timer, 6.0), (warn, 6.0), (timer, 7.0)) == []
+    assert late(schedule, (timer, 6.0), (timer, 7.0)) == [8]
+    assert late(schedule, (timer, 6.0), (replace(warn, message="groups: they are late"), 6.0), (timer, 7.0)) == [8]
+    assert late(schedule, (timer, 6.0), (replace(warn, message="group 0 is late"), 6.0), (timer, 7.0)) == [8]
+    assert late(schedule, (timer, 6.0), (warn, 6.0), (timer, 11.5), (timer, 12.0)) == [8], "named again each time the deadline passes"
+    busy = ((c.Checkpoint(9, 0, 0, (0, 1), 2), 3.0), (timer, 6.0), (e.CheckpointDone(9, 0), 7.0))
+    assert late(schedule, *busy, (timer, 11.0), (timer, 12.0), (warn, 12.0), (timer, 13.0)) == []
+    assert late(schedule, *busy, (timer, 12.0), (timer, 13.0)) == [8], "it began anew when the trainer was free again"
+
+
+def test_a_resumed_run_waits_for_its_pending_groups_from_the_first_publish_on():
+    schedule = replace(SERIAL, total_updates=6, deadlines=(("groups", 5.0),))
+    for resume, found in ((Resume(4, 2, (3, 7), 9), [8]), (Resume(6, 2, (3, 7), 9), []), (Resume(4, 2, (), 9), [])):
+        rules = Rules(schedule, resume, only=(8,))
+        for record, now in [
+            *((e.Started(), 0.0), (c.Publish(1, 2, 4), 0.0), (up(), 0.0), (e.Published(1, 2, "f"), 3.0), (c.LoadWeights(2, "i0", 2), 3.0)),
+            *((e.Timer(), 7.0), (e.Timer(), 8.0), (e.Timer(), 9.0)),
+        ]:
+            rules.feed(record, now)
+        assert [v.rule for v in rules.found] == found
+
+
 def test_no_instance_is_a_wait_that_the_pool_owns():
     rules = Rules(SERIAL, only=(8,))
     for record in [e.Started(), c.Publish(1, 0, 0), e.Published(1, 0, "f0"), e.Timer(), e.Timer()]:

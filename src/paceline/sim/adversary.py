@@ -267,20 +267,25 @@ class Adversary:
 
     def answer_admit(self, admit: c.Admit, luck: int) -> None:
         """It ends where it runs, or already where it is on its way to."""
-        sample = self.book.sample(admit.group, admit.sample)
-        current = sample is not None and sample.command == admit.id
-        where = sample.instance if sample is not None and current else admit.instance
-        for move in self.book.open.values():
-            if current and luck % 2 and type(move) is c.Migrate and (admit.group, admit.sample) in move.trajectories:
-                where = move.target
+        where = self.place(admit, arrived=luck % 2 == 1)
         who = (admit.id, admit.group, admit.sample, admit.attempt, where)
         if luck == 1:
             self.feed(e.TrajectoryFailed(*who, "broken"))
             return
         instance = self.book.instances.get(where)
-        mixed = instance is not None and instance.versions and not traits(self.schedule).pinned
-        newest = max(admit.version, *instance.versions) if mixed and instance else admit.version
+        newest = admit.version
+        if instance is not None and not traits(self.schedule).pinned:
+            newest = max([admit.version, *instance.versions])
         self.feed(e.TrajectoryFinished(*who, 10, self.pick.of(admit.version, newest), newest))
+
+    def place(self, admit: c.Admit, arrived: bool) -> str:
+        """Where a trajectory runs; `arrived`: on the target, if it is on its way to one."""
+        key = (admit.group, admit.sample)
+        sample = self.book.sample(*key)
+        if sample is None or sample.command != admit.id:
+            return admit.instance
+        moves = [o for o in self.book.open.values() if type(o) is c.Migrate and key in o.trajectories]
+        return str(moves[0].target) if moves and arrived else sample.instance
 
     def answer_materialize(self, command: c.Materialize, luck: int) -> None:
         """With or without a signal, dropped, or a survivor short."""
@@ -337,15 +342,28 @@ class Adversary:
             raise Wrong(f"group {record.group} started while the buffer was full")
         if (violation := self.rules.feed(record, self.now)) is not None:
             raise Wrong(str(violation))
-        if type(record) is c.Terminal:
-            self.ended.append(record.group)
-        elif type(record) is c.Checkpoint:
-            self.checkpoints.append((record, list(self.ended)))
-        elif type(record) is c.Dispatch and self.schedule.in_order and record.groups:
-            if [*sorted(record.groups)] != [*record.groups] or record.groups[0] <= self.consumed:
-                raise Wrong(f"groups {record.groups} were consumed after group {self.consumed}")
-            self.consumed = record.groups[-1]
-        elif type(record) is c.Publish and self.schedule.overstale == "pace" and not self.leaving():
+        if (note := _NOTES.get(type(record))) is not None:
+            note(self, record)
+
+    def note_terminal(self, command: c.Terminal) -> None:
+        """A group has ended."""
+        self.ended.append(command.group)
+
+    def note_checkpoint(self, command: c.Checkpoint) -> None:
+        """A kill may resume from here, even before it is said to be done."""
+        self.checkpoints.append((command, list(self.ended)))
+
+    def note_dispatch(self, command: c.Dispatch) -> None:
+        """In deterministic mode groups are consumed in order of submission."""
+        groups = [self.consumed, *command.groups]
+        if self.schedule.in_order and sorted(groups) != groups:
+            raise Wrong(f"groups {command.groups} were consumed after group {self.consumed}")
+        self.consumed = groups[-1]
+
+    def note_publish(self, command: c.Publish) -> None:
+        """With pacing no publish leaves a group behind by more than the bound, unless the run is about to end."""
+        leaving = self.book.stopping or self.book.stepped >= self.schedule.total_updates
+        if self.schedule.overstale == "pace" and not leaving:
             for message in left_behind(self.book):
                 raise Wrong(message)
 
@@ -354,10 +372,6 @@ class Adversary:
         group = self.book.groups.get(record.group) if type(record) is c.Admit else None
         return group is not None and (not group.samples or group.scored is not None)
 
-    def leaving(self) -> bool:
-        """Whether the run is about to end, so that groups may be left for a resume."""
-        return bool(self.book.stopping) or self.book.stepped >= self.schedule.total_updates
-
     def trainable(self) -> int:
         """Groups in the buffer."""
         ready = (g for g in self.book.groups.values() if not g.dispatched)
@@ -365,20 +379,24 @@ class Adversary:
 
     def broken_promises(self) -> Iterator[str]:
         """What must hold between two events, beside the rules."""
-        book, schedule = self.book, self.schedule
-        admits = [o for o in book.open.values() if type(o) is c.Admit and o.id not in book.aborting]
-        samples = [s for a in admits if (s := book.sample(a.group, a.sample)) is not None]
+        admits = [o for o in self.book.open.values() if type(o) is c.Admit and o.id not in self.book.aborting]
+        yield from self.overfull(admits)
+        most = self.schedule.frontier
+        if isinstance(most, int) and len(admits) > most * self.schedule.group_size:
+            yield f"{len(admits)} trajectories in flight, F = {most} groups of {self.schedule.group_size}"
+        if not self.stopped:
+            open_ = set(self.book.open) - self.book.aborting
+            waits = {wait.command for wait in self.machine.waits(self.now) if wait.command is not None}
+            if waits != open_:
+                yield f"the machine waits for commands {sorted(waits - open_)} too many and {sorted(open_ - waits)} too few"
+
+    def overfull(self, admits: list[c.Admit]) -> Iterator[str]:
+        """Instances that run more than they have slots for."""
+        samples = [s for a in admits if (s := self.book.sample(a.group, a.sample)) is not None]
         runs = Counter(s.instance for s in samples)
-        for name, instance in book.instances.items():
+        for name, instance in self.book.instances.items():
             if runs[name] > instance.info.slots:
                 yield f"{name} runs {runs[name]} trajectories in {instance.info.slots} slots"
-        if isinstance(schedule.frontier, int) and len(admits) > schedule.frontier * schedule.group_size:
-            yield f"{len(admits)} trajectories in flight, F = {schedule.frontier} groups of {schedule.group_size}"
-        if not self.stopped:
-            open_ = {number for number in book.open if number not in book.aborting}
-            waits = {wait.command for wait in self.machine.waits(self.now)} - {None}
-            if waits != open_:
-                yield f"the machine waits for commands {sorted(waits - open_)} too many and {sorted(open_ - waits)} too few"  # type: ignore[type-var]
 
     def settle(self) -> None:
         """A fair world from here to the end, and the same from some of the checkpoints."""
@@ -437,4 +455,10 @@ _ANSWERS: dict[type, Callable[[Adversary, Any, int], None]] = {
     c.Materialize: Adversary.answer_materialize,
     c.Dispatch: Adversary.answer_dispatch,
     c.Migrate: Adversary.answer_migrate,
+}
+_NOTES: dict[type, Callable[[Adversary, Any], None]] = {
+    c.Terminal: Adversary.note_terminal,
+    c.Checkpoint: Adversary.note_checkpoint,
+    c.Dispatch: Adversary.note_dispatch,
+    c.Publish: Adversary.note_publish,
 }
