@@ -2,8 +2,8 @@
 
 Per schedule: whether the same groups with the same tokens were consumed, the largest relative L2 difference of an update's gradient, the
 largest difference of a final weight, and the largest |recorded - recomputed| log-prob of a token, recomputed by a plain padded model of
-the token's version. `several updates per round` are not serial's after the first update: there it is stated whether a fresh engine with
-the weights of each version samples every trajectory again. Processes are replaced by workers in one process.
+the token's version. Where the learner moves between sampling and consumption the order of consumption decides what it becomes: there it
+is stated whether a fresh engine with the weights of each version samples every trajectory again. Workers live in one process.
 Usage: python benchmarks/parity_schedules.py
 """
 
@@ -20,7 +20,7 @@ from evidence import ROOT, measured
 from paceline.models.tiny import write_tiny
 
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
-from schedule_runs import Played, behaviour_error, consumed, distance, largest, play, regenerated, same_tokens, schedule
+from schedule_runs import Played, behaviour_error, by_version, consumed, distance, largest, play, regenerated, same_tokens, schedule
 
 BOUNDS = {"gradient": 1e-12, "weight": 1e-9, "logprob": 1e-12}
 SERIAL = {
@@ -41,12 +41,14 @@ SERIAL = {
     "multiversion, W = 1": ("multiversion", {"version_window": 1, "groups_per_dispatch": 2}),
 }
 """Schedules that are on-policy and must equal serial with R = U = 6."""
-SEVERAL = {
-    "pipelined, U = 2, D = 1": {"groups_per_dispatch": 1},
-    "pipelined, U = 2, D = 2, F = 2, refill group": {"frontier": 2, "refill": "group"},
-    "pipelined, U = 2, D = 2, F = 4, refill sample": {"frontier": 4, "refill": "sample"},
+OTHERS = {
+    "pipelined, U = 2, D = 1": ("pipelined", 6, {"groups_per_dispatch": 1}),
+    "pipelined, U = 2, D = 2, F = 2, refill group": ("pipelined", 6, {"frontier": 2, "refill": "group"}),
+    "pipelined, U = 2, D = 2, F = 4, refill sample": ("pipelined", 6, {"frontier": 4, "refill": "sample"}),
+    "streaming, U = 2, S = 1, drain": ("streaming", 2, {"staleness": 1, "at_publish": "drain", "buffer_groups": 4}),
+    "multiversion, U = 2, W = 2": ("multiversion", 2, {"version_window": 2}),
 }
-"""Three updates per round of six groups."""
+"""Schedules whose learner moves on while groups of a version are consumed: preset, groups per version, changes."""
 
 
 def row(directory: Path, run: Played, right: Played) -> dict[str, Any]:
@@ -77,19 +79,22 @@ def measure(scratch: Path, figures: dict[str, Any]) -> None:
         run = play(directory, scratch / f"run-{place}", schedule(preset, groups=6, update=6, rounds=3, **changes), slots=24)
         same[name] = row(directory, run, right)
         print(name, same[name], flush=True)
-    figures["several updates per round"] = several = {}
-    for place, (name, changes) in enumerate(SEVERAL.items()):
-        run = play(directory, scratch / f"several-{place}", schedule("pipelined", groups=6, update=2, rounds=3, **changes), slots=24)
+    figures["updates between sampling and consumption"] = others = {}
+    for place, (name, (preset, groups, changes)) in enumerate(OTHERS.items()):
+        plan = schedule(preset, groups=groups, update=2, rounds=18 // groups, **changes)
+        run = play(directory, scratch / f"other-{place}", plan, slots=24)
         again = scratch / f"again-{place}"
         again.mkdir()
-        several[name] = {
+        others[name] = {
             "regenerated": regenerated(directory, again, run),
             "logprob": behaviour_error(directory, run),
+            "versions": len(by_version(run)),
+            "largest_staleness": max(report["staleness/max"] for report in run.metrics),
             "order_of_consumption": consumed(run),
             "violations": len(run.violations),
         }
-        print(name, several[name], flush=True)
-    rows = [*same.values(), *several.values()]
+        print(name, others[name], flush=True)
+    rows = [*same.values(), *others.values()]
     figures["largest"] = {name: max(found[name] for found in rows if name in found) for name in BOUNDS}
     figures["holds"] = all(map(within, rows))
 

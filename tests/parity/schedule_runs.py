@@ -245,16 +245,16 @@ def by_version(run: Played) -> dict[int, list[ScoredGroup]]:
 
 def behaviour_error(directory: Path, run: Played) -> float:
     """Largest |recorded - recomputed| log-prob of any token, by a plain padded model that holds the weights of the token's version."""
-    worst = 0.0
-    for version, groups in by_version(run).items():
-        model = plain_model(directory, "float64")
+    worst, model = 0.0, plain_model(directory, "float64")
+    columns = {name: [t.columns[name] for g in run.witness.consumed for t in g.trajectories] for name in (LOGPROB, VERSION)}
+    recorded, versions = (np.concatenate(columns[name]) for name in (LOGPROB, VERSION))
+    for version in sorted(set(versions.tolist())):
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.copy_(run.witness.versions[version][name])
-            logits, ids, mask = plain_logits(model, groups)
+            logits, ids, mask = plain_logits(model, run.witness.consumed)
         scores = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0][mask].numpy()
-        recorded = np.concatenate([t.columns[LOGPROB] for group in groups for t in group.trajectories])
-        worst = max(worst, float(np.abs(scores - recorded).max()))
+        worst = max(worst, float(np.abs(scores - recorded)[versions == version].max()))
     return worst
 
 

@@ -128,3 +128,28 @@ def test_streaming_without_staleness_and_a_window_of_one_version_are_serial(
     assert [row["staleness/max"] for row in run.metrics] == [0, 0, 0]
     assert max(row["logprob_gap/max"] for row in run.metrics) <= LOGPROB
     assert all(row["logprob_gap/tokens"] > 0 for row in run.metrics), "every update began with the weights that sampled"
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("streaming", {"staleness": 1, "at_publish": "drain", "buffer_groups": 4}),
+        ("multiversion", {"version_window": 2}),
+    ],
+    ids=str,
+)
+def test_with_staleness_each_group_is_sampled_by_one_version_and_the_weights_of_the_correction_measure_its_age(
+    tiny: Path, tmp_path: Path, preset: str, changes: dict[str, Any]
+) -> None:
+    plan = schedule(preset, groups=2, update=2, rounds=5, **changes)
+    run = play(tiny, tmp_path / "run", plan, instances=2, algorithm={"correction": "mask"})
+    assert run.stop.ok
+    assert run.violations == ()
+    assert len(by_version(run)) > 1
+    assert regenerated(tiny, tmp_path, run)
+    assert behaviour_error(tiny, run) <= LOGPROB
+    stale = [row for row in run.metrics if row["staleness/max"]]
+    assert stale, "some groups were consumed by newer weights than sampled them"
+    for row in run.metrics:
+        drift = max(-row["correction/log_weight/min"], row["correction/log_weight/max"])
+        assert drift > 1e-3 if row in stale else drift <= LOGPROB
