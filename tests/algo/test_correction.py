@@ -229,8 +229,9 @@ def test_a_product_over_thirty_thousand_tokens_neither_overflows_nor_hides_a_nan
         (("cut",), "correction must be truncate, mask or reject, got 'cut'"),
         (("mask", "group"), "correction_level must be token, sequence or geometric, got 'group'"),
         (("truncate", "token", 0.5, 0.9), "correction_high must be >= 1"),
-        (("mask", "token", 1.0), "correction_low must be >= 0 and < 1, got 1.0"),
-        (("mask", "token", -0.1), "correction_low must be >= 0 and < 1, got -0.1"),
+        (("mask", "token", 1.0), "mask needs 0 <= correction_low < 1 < correction_high, got 1.0 and 2.0"),
+        (("mask", "token", -0.1), "mask needs 0 <= correction_low < 1 < correction_high, got -0.1 and 2.0"),
+        (("reject", "token", 0.5, 1.0), "reject needs 0 <= correction_low < 1 < correction_high, got 0.5 and 1.0"),
         (("truncate", "token", 0.5, math.nan), "correction_high must be >= 1"),
     ],
 )

@@ -35,8 +35,8 @@ class Correction:
             raise ValueError(f"correction_level must be token, sequence or geometric, got {self.level!r}")
         if not self.high >= 1:
             raise ValueError(f"correction_high must be >= 1, the weight of a token on policy, got {self.high}")
-        if self.kind != "truncate" and not 0 <= self.low < 1:
-            raise ValueError(f"correction_low must be >= 0 and < 1, got {self.low}")
+        if self.kind != "truncate" and not 0 <= self.low < 1 < self.high:
+            raise ValueError(f"{self.kind} needs 0 <= correction_low < 1 < correction_high, got {self.low} and {self.high}")
 
     @property
     def weighs(self) -> bool:
