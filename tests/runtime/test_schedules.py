@@ -58,7 +58,7 @@ async def test_draining_lets_no_trajectory_see_two_versions(tmp_path: Path) -> N
     assert clean(run)
 
 
-@pytest.mark.parametrize("engines", [{}, {"versions_held": 2}, {"exports_kv": True}], ids=["one-version", "side-by-side", "moving"])
+@pytest.mark.parametrize("engines", [{}, {"versions_held": 2}], ids=["one-version", "side-by-side"])
 @pytest.mark.parametrize("instances", [1, 3])
 async def test_multiversion_keeps_every_group_on_one_version_while_others_are_served(
     engines: dict[str, Any], instances: int, tmp_path: Path

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, Unfinished
+from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState, Unfinished
 from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.progress import ProbeReport
 from paceline.types.records import Trajectory
 from paceline.types.weights import WeightsRef
 
 
-class RolloutEngine(Engine, Cancels, HoldsWeights, Protocol):
+class RolloutEngine(Engine, Cancels, HoldsWeights, MovesState, Protocol):
     """All that a rollout worker needs of its engine."""
 
 
@@ -24,7 +24,6 @@ class RolloutBody:
     """Steps the engine while it has work; what ends is a report."""
 
     METHODS = frozenset({"submit", "abort", "info", "load_state", "hand_over", "take_in"})
-    """Of the engine; the last two only where it moves state (`ports.rollout.MovesState`)."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
