@@ -123,6 +123,8 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("correction_corrects", (*STREAM, *EXACT, "schedule.staleness=0")),
     ("correction_corrects", (*MULTI, *EXACT, "schedule.version_window=1")),
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
+    ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
+    ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
@@ -138,6 +140,8 @@ ALLOWED: list[tuple[str, ...]] = [
     (*STREAM, *EXACT),
     (*STREAM, *EXACT, "schedule.staleness=0", "schedule.updates_per_publish=2"),
     (*MULTI, *EXACT),
+    (*MULTI, "rollout.versions_held=2"),
+    (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,
     HELD_OUT,
     FILE,

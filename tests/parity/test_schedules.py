@@ -57,7 +57,8 @@ def test_pipelined_with_one_update_per_round_is_serial(tiny: Path, serial: Playe
     plan = schedule("pipelined", groups=6, update=6, rounds=3, **changes)
     run = play(tiny, tmp_path, plan, slots=slots, instances=instances)
     assert_same_training(run, serial)
-    assert consumed(run) != consumed(serial), "the order of consumption differs, the sum does not"
+    if changes.get("frontier") != "auto":  # which follows measured times
+        assert consumed(run) != consumed(serial), "the order of consumption differs, the sum does not"
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "constant"])
