@@ -3,7 +3,9 @@
 Per schedule: whether the same groups with the same tokens were consumed, the largest relative L2 difference of an update's gradient, the
 largest difference of a final weight, and the largest |recorded - recomputed| log-prob of a token, recomputed by a plain padded model of
 the token's version. Where the learner moves between sampling and consumption the order of consumption decides what it becomes: there it
-is stated whether a fresh engine with the weights of each version samples every trajectory again. Workers live in one process.
+is stated whether a fresh engine with the weights of each version samples every trajectory again; answers of several versions are compared
+by log-prob alone, those that kept their KV cache with a plain forward pass that changes weights at the same tokens. Workers live in
+one process.
 Usage: python benchmarks/parity_schedules.py
 """
 
@@ -20,7 +22,7 @@ from evidence import ROOT, measured
 from paceline.models.tiny import write_tiny
 
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
-from schedule_runs import Played, behaviour_error, by_version, consumed, distance, largest, play, regenerated, same_tokens, schedule
+from schedule_runs import Played, behaviour_error, consumed, distance, kept_error, largest, mixed, play, regenerated, same_tokens, schedule
 
 BOUNDS = {"gradient": 1e-12, "weight": 1e-9, "logprob": 1e-12}
 SERIAL = {
@@ -41,14 +43,29 @@ SERIAL = {
     "multiversion, W = 1": ("multiversion", {"version_window": 1, "groups_per_dispatch": 2}),
 }
 """Schedules that are on-policy and must equal serial with R = U = 6."""
-OTHERS = {
-    "pipelined, U = 2, D = 1": ("pipelined", 6, {"groups_per_dispatch": 1}),
-    "pipelined, U = 2, D = 2, F = 2, refill group": ("pipelined", 6, {"frontier": 2, "refill": "group"}),
-    "pipelined, U = 2, D = 2, F = 4, refill sample": ("pipelined", 6, {"frontier": 4, "refill": "sample"}),
-    "streaming, U = 2, S = 1, drain": ("streaming", 2, {"staleness": 1, "at_publish": "drain", "buffer_groups": 4}),
-    "multiversion, U = 2, W = 2": ("multiversion", 2, {"version_window": 2}),
+OTHERS: dict[str, tuple[str, int, dict[str, Any], dict[str, int]]] = {
+    "pipelined, U = 2, D = 1": ("pipelined", 6, {"groups_per_dispatch": 1}, {"slots": 24}),
+    "pipelined, U = 2, D = 2, F = 2, refill group": ("pipelined", 6, {"frontier": 2, "refill": "group"}, {"slots": 24}),
+    "pipelined, U = 2, D = 2, F = 4, refill sample": ("pipelined", 6, {"frontier": 4, "refill": "sample"}, {"slots": 24}),
+    **{
+        f"streaming, U = 2, S = {s}, {at_publish}": (
+            "streaming",
+            2,
+            {"staleness": s, "at_publish": at_publish, "buffer_groups": 4},
+            {"slots": 3},
+        )
+        for s, at_publish in ((1, "drain"), (2, "keep"), (2, "recompute"))
+    },
+    "multiversion, U = 2, W = 2, two engines": ("multiversion", 2, {"version_window": 2}, {"instances": 2, "slots": 3}),
+    "multiversion, U = 2, W = 3, three engines": ("multiversion", 2, {"version_window": 3}, {"instances": 3, "slots": 2}),
+    "multiversion, U = 2, W = 3, one engine of three versions": (
+        "multiversion",
+        2,
+        {"version_window": 3},
+        {"versions_held": 3, "slots": 3},
+    ),
 }
-"""Schedules whose learner moves on while groups of a version are consumed: preset, groups per version, changes."""
+"""Schedules whose learner moves on while groups of a version are consumed: preset, groups per version, changes, engines."""
 
 
 def row(directory: Path, run: Played, right: Played) -> dict[str, Any]:
@@ -80,15 +97,17 @@ def measure(scratch: Path, figures: dict[str, Any]) -> None:
         same[name] = row(directory, run, right)
         print(name, same[name], flush=True)
     figures["updates between sampling and consumption"] = others = {}
-    for place, (name, (preset, groups, changes)) in enumerate(OTHERS.items()):
+    for place, (name, (preset, groups, changes, engines)) in enumerate(OTHERS.items()):
         plan = schedule(preset, groups=groups, update=2, rounds=18 // groups, **changes)
-        run = play(directory, scratch / f"other-{place}", plan, slots=24)
+        run = play(directory, scratch / f"other-{place}", plan, **engines)
         again = scratch / f"again-{place}"
         again.mkdir()
         others[name] = {
-            "regenerated": regenerated(directory, again, run),
-            "logprob": behaviour_error(directory, run),
-            "versions": len(by_version(run)),
+            **({} if mixed(run) else {"regenerated": regenerated(directory, again, run)}),
+            "logprob": (kept_error if changes.get("at_publish") == "keep" else behaviour_error)(directory, run),
+            "versions": len(run.witness.versions),
+            "answers_of_several_versions": mixed(run),
+            "moved": run.moved,
             "largest_staleness": max(report["staleness/max"] for report in run.metrics),
             "order_of_consumption": consumed(run),
             "violations": len(run.violations),

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
-from paceline.core.commands import Dispatch, Stop
+from paceline.core.commands import Dispatch, Migrate, Stop
 from paceline.core.schedule import Resume, Schedule
 from paceline.engines.torch_engine import TorchEngine
+from paceline.models.hf import KeepDouble
 from paceline.models.load import load
 from paceline.models.store import write_tensors
 from paceline.ports.fakes.data import MemoryTask, MemoryTracker
@@ -78,19 +80,19 @@ class Witness(TrainerBody):
         return {name: weight.detach().clone() for name, weight in self._weights.items()}
 
 
-def make_engine(directory: str, instance: str, slots: int) -> TorchEngine:
+def make_engine(directory: str, instance: str, slots: int, versions_held: int = 1) -> TorchEngine:
     """A float64 engine with the weights of the directory as version 0."""
 
     def decode(ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
     model = load(ModelConfig(path=directory, dtype="float64"))
-    return TorchEngine(model, instance=instance, slots=slots, kv_tokens=4096, decode=decode, clock=lambda: 0.0)
+    return TorchEngine(model, instance=instance, slots=slots, kv_tokens=4096, decode=decode, clock=lambda: 0.0, versions_held=versions_held)
 
 
-def engine(directory: str, instance: str, slots: int) -> WorkerBody:
+def engine(directory: str, instance: str, slots: int, versions_held: int) -> WorkerBody:
     """Factory of a rollout worker."""
-    return RolloutBody(make_engine(directory, instance, slots))
+    return RolloutBody(make_engine(directory, instance, slots, versions_held))
 
 
 def trainer(directory: str, algorithm: dict[str, Any], updates: int) -> WorkerBody:
@@ -137,6 +139,8 @@ class Played:
     witness: Witness
     dispatched: list[tuple[int, tuple[int, ...]]]
     """(update, groups) of each dispatch of the ledger, in order."""
+    moved: int
+    """Trajectories that were told to move to another instance."""
     violations: tuple[str, ...]
     metrics: list[dict[str, Any]]
     """Of each update."""
@@ -168,24 +172,34 @@ def schedule(preset: str = "serial", *, groups: int, update: int, rounds: int, *
 
 
 def play(
-    directory: Path, root: Path, plan: Schedule, *, slots: int = 6, instances: int = 1, algorithm: dict[str, Any] | None = None
+    directory: Path,
+    root: Path,
+    plan: Schedule,
+    *,
+    slots: int = 6,
+    instances: int = 1,
+    versions_held: int = 1,
+    algorithm: dict[str, Any] | None = None,
 ) -> Played:
-    """Run a schedule to its end. `directory`: the model; `root`: a new run directory."""
-    return asyncio.run(_play(directory, root, plan, slots, instances, algorithm or {}))
+    """Run a schedule to its end. `directory`: the model; `root`: a new run directory; the rest per engine and for the loss."""
+    engines = {
+        f"rollout-{i}": {"directory": str(directory), "instance": f"rollout-{i}", "slots": slots, "versions_held": versions_held}
+        for i in range(instances)
+    }
+    return asyncio.run(_play(directory, root, plan, engines, algorithm or {}))
 
 
-async def _play(directory: Path, root: Path, plan: Schedule, slots: int, instances: int, algorithm: dict[str, Any]) -> Played:
+async def _play(directory: Path, root: Path, plan: Schedule, engines: dict[str, dict[str, Any]], algorithm: dict[str, Any]) -> Played:
     pool, tracker, rundir = InlinePool(), MemoryTracker(), RunDir(root)
     rundir.open(resume=False)
     ledger = Ledger(rundir.ledger)
     lineage = ledger.open_lineage(plan, Resume(), None, "now")
     trained = {"directory": str(directory), "algorithm": algorithm, "updates": plan.total_updates}
-    names = [f"rollout-{i}" for i in range(instances)]
     session = Session(
         pool=pool,
         workers=Workers(
             WorkerSpec("trainer", "schedule_runs:trainer", trained),
-            tuple(WorkerSpec(n, "schedule_runs:engine", {"directory": str(directory), "instance": n, "slots": slots}) for n in names),
+            tuple(WorkerSpec(name, "schedule_runs:engine", arguments) for name, arguments in engines.items()),
             (WorkerSpec("reward-0", "schedule_runs:Judge", {}),),
         ),
         settings=Settings(SEED, SAMPLING, "float64", 0.1, 60.0, ("hash",), 60.0, 2, 60.0),
@@ -206,9 +220,16 @@ async def _play(directory: Path, root: Path, plan: Schedule, slots: int, instanc
     witness = pool.workers["trainer"].body
     assert isinstance(witness, Witness)
     reader = LedgerReader(rundir.ledger)
-    dispatched = [(r.value.update, tuple(r.value.groups)) for r in reader.records(lineage) if isinstance(r.value, Dispatch)]
+    values = [record.value for record in reader.records(lineage)]
     reader.close()
-    return Played(stop, witness, dispatched, audit(rundir.ledger).violations, [row for axis, _, row in tracker.rows if axis == "update"])
+    return Played(
+        stop=stop,
+        witness=witness,
+        dispatched=[(value.update, tuple(value.groups)) for value in values if isinstance(value, Dispatch)],
+        moved=sum(len(value.trajectories) for value in values if isinstance(value, Migrate)),
+        violations=audit(rundir.ledger).violations,
+        metrics=[row for axis, _, row in tracker.rows if axis == "update"],
+    )
 
 
 def distance(ours: Tensors, right: Tensors) -> float:
@@ -256,6 +277,35 @@ def behaviour_error(directory: Path, run: Played) -> float:
         scores = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0][mask].numpy()
         worst = max(worst, float(np.abs(scores - recorded)[versions == version].max()))
     return worst
+
+
+def kept_error(directory: Path, run: Played) -> float:
+    """The same for trajectories that kept their KV cache over new weights: every row is computed by the version of the token that it
+    predicts, over the keys and values that the rows before it left."""
+    worst, models = 0.0, {version: plain_model(directory, "float64") for version in run.witness.versions}
+    for version, model in models.items():
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(run.witness.versions[version][name])
+    for t in run.trajectories.values():
+        text = torch.from_numpy(np.concatenate([t.prompt_ids, t.ids[:-1]]).astype(np.int64))
+        rows = np.concatenate([np.full(len(t.prompt_ids) - 1, t.columns[VERSION][0]), t.columns[VERSION]]).tolist()
+        cache, logits, start = None, [], 0
+        for version, same in groupby(rows):
+            end = start + len(list(same))
+            with torch.no_grad(), KeepDouble():
+                output = models[version](text[None, start:end], cache=cache, use_cache=True)
+            logits.append(output.logits[0])
+            cache, start = output.cache, end
+        scores = torch.cat(logits)[len(t.prompt_ids) - 1 :].log_softmax(-1)
+        found = scores.gather(-1, torch.from_numpy(t.ids.astype(np.int64))[:, None])[:, 0].numpy()
+        worst = max(worst, float(np.abs(found - t.columns[LOGPROB]).max()))
+    return worst
+
+
+def mixed(run: Played) -> int:
+    """Trajectories with tokens of several versions."""
+    return sum(len(set(t.columns[VERSION].tolist())) > 1 for t in run.trajectories.values())
 
 
 def regenerated(directory: Path, scratch: Path, run: Played) -> bool:

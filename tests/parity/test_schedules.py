@@ -12,7 +12,20 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from schedule_runs import Played, behaviour_error, by_version, consumed, distance, largest, play, regenerated, same_tokens, schedule
+from schedule_runs import (
+    Played,
+    behaviour_error,
+    by_version,
+    consumed,
+    distance,
+    kept_error,
+    largest,
+    mixed,
+    play,
+    regenerated,
+    same_tokens,
+    schedule,
+)
 
 from paceline.models.tiny import write_tiny
 
@@ -131,26 +144,43 @@ def test_streaming_without_staleness_and_a_window_of_one_version_are_serial(
     assert all(row["logprob_gap/tokens"] > 0 for row in run.metrics), "every update began with the weights that sampled"
 
 
-@pytest.mark.parametrize(
-    ("preset", "changes"),
-    [
-        ("streaming", {"staleness": 1, "at_publish": "drain", "buffer_groups": 4}),
-        ("multiversion", {"version_window": 2}),
-    ],
-    ids=str,
-)
-def test_with_staleness_each_group_is_sampled_by_one_version_and_the_weights_of_the_correction_measure_its_age(
-    tiny: Path, tmp_path: Path, preset: str, changes: dict[str, Any]
+STALE = {
+    "drain": ("streaming", {"staleness": 1, "at_publish": "drain", "buffer_groups": 4}, {"instances": 2}),
+    "window": ("multiversion", {"version_window": 2}, {"instances": 2}),
+    "moves": ("multiversion", {"version_window": 3}, {"instances": 3, "slots": 2}),
+    "several versions per engine": ("multiversion", {"version_window": 3}, {"versions_held": 3, "slots": 3}),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_with_staleness_each_group_is_sampled_by_one_version_and_weights_of_the_correction_measure_its_age(
+    tiny: Path, tmp_path: Path, name: str
 ) -> None:
-    plan = schedule(preset, groups=2, update=2, rounds=5, **changes)
-    run = play(tiny, tmp_path / "run", plan, instances=2, algorithm={"correction": "mask"})
+    preset, changes, fleet = STALE[name]
+    plan = schedule(preset, groups=2, update=2, rounds=6, **changes)
+    run = play(tiny, tmp_path / "run", plan, algorithm={"correction": "mask"}, **fleet)
     assert run.stop.ok
     assert run.violations == ()
     assert len(by_version(run)) > 1
     assert regenerated(tiny, tmp_path, run)
     assert behaviour_error(tiny, run) <= LOGPROB
+    assert run.moved > 0 or name != "moves"
     stale = [row for row in run.metrics if row["staleness/max"]]
     assert stale, "some groups were consumed by newer weights than sampled them"
     for row in run.metrics:
         drift = max(-row["correction/log_weight/min"], row["correction/log_weight/max"])
-        assert drift > 1e-3 if row in stale else drift <= LOGPROB
+        assert (drift > 1e-3) if row in stale else (drift <= LOGPROB)
+
+
+@pytest.mark.parametrize("at_publish", ["keep", "recompute"])
+def test_under_new_weights_in_mid_answer_every_log_prob_is_that_of_its_tokens_version(tiny: Path, tmp_path: Path, at_publish: str) -> None:
+    plan = schedule("streaming", groups=2, update=2, rounds=6, staleness=2, at_publish=at_publish, buffer_groups=4)
+    run = play(tiny, tmp_path, plan, slots=3)
+    assert run.stop.ok
+    assert run.violations == ()
+    assert mixed(run) > 0, "new weights came in the middle of answers"
+    error, other = behaviour_error(tiny, run), kept_error(tiny, run)
+    if at_publish == "keep":
+        error, other = other, error
+    assert error <= LOGPROB
+    assert other > 0.01, "a kept cache and a rebuilt one are not the same policy"
