@@ -205,7 +205,7 @@ class TorchEngine:
             found = self._fingerprints[place] = fingerprint(self._models[place].named_parameters())
         return found
 
-    def _work(self, version: int) -> int:
+    def _work(self, version: int | None) -> int:
         """Trajectories unfinished under a version."""
         return len(self._scheduler.find(lambda job: job.version == version))
 
@@ -250,20 +250,11 @@ class TorchEngine:
     def _part(self, model: PackedModel, part: Step) -> torch.Tensor:
         """Logits of the rows of one version [N, vocabulary]."""
         rebuilt = [row for row in part.joins if row.tokens]
-        hidden = None
+        states: list[torch.Tensor] = []
         if part.decode or part.fresh or rebuilt:
-            hidden = self._forward(model, self._pool, part.decode, part.fresh, rebuilt)
-        last: list[torch.Tensor] = [] if hidden is None or not part.decode else [hidden[: len(part.decode)]]
-        end = len(part.decode) + sum(len(prompt.ids) for prompt in part.fresh)
-        for row in part.joins:
-            if row.tokens:
-                assert hidden is not None
-                end += len(row.tokens)
-                last.append(hidden[end - 1 : end])
-            else:
-                assert row.prompt.last is not None, "a prompt in memory keeps its last hidden state"
-                last.append(row.prompt.last[None])
-        return model.logits(torch.cat(last))
+            states.append(self._forward(model, self._pool, part.decode, part.fresh, rebuilt)[: len(part.decode)])
+        states += [row.state()[None] for row in part.joins]
+        return model.logits(torch.cat(states))
 
     def _forward(
         self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV] = (), rebuilt: Sequence[Track] = ()
@@ -283,6 +274,9 @@ class TorchEngine:
         for prompt in fresh:
             end += len(prompt.ids)
             prompt.last = hidden[end - 1].clone()
+        for track in rebuilt:
+            end += len(track.tokens)
+            track.last = hidden[end - 1].clone()
         self._prefilled += len(ids) - len(tracks)
         return hidden
 
