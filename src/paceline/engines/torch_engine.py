@@ -113,9 +113,10 @@ class TorchEngine:
         waiting = len(self._scheduler.waiting) + len(self._refused)
         return EngineLoad(used, len(self._scheduler.running), waiting, self._tokens)
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+    def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
         """Forget a trajectory of this purpose, running or waiting; its KV memory is free at once."""
-        return bool(self._scheduler.remove(lambda job: _key(job.request) == (group, sample, purpose)))
+        key = (group, sample, purpose)
+        return bool(self._scheduler.remove(lambda job: _key(job.request) == key and attempt in (None, job.request.attempt)))
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -177,9 +178,11 @@ class TorchEngine:
         for what, wanted in self._fits({carried.version for carried, _ in state.trajectories}).items():
             if (found := state.fits.get(what)) != wanted:
                 raise EngineError(f"{self._instance}: {location} holds state for {what} = {found}, here it is {wanted}")
-        jobs = []
+        jobs, here = [], {(*_key(job.request), job.request.attempt) for job, _ in self._scheduler.find(lambda job: True)}
         for carried, saved in state.trajectories:
-            if (reason := self._refusal(carried.request, carried.version)) is not None:
+            known = (*_key(carried.request), carried.request.attempt) in here
+            reason = "it is here already" if known else self._refusal(carried.request, carried.version)
+            if reason is not None:
                 raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
             job = self._job(carried.request, carried.version)
             job.tokens, job.logprobs, job.kept, job.versions = carried.tokens, carried.logprobs, carried.kept, carried.versions

@@ -114,9 +114,10 @@ class FakeEngine:
         held = sum(len(job.request.prompt_ids) + len(job.ids) for job in self._running)
         return EngineLoad(held, len(self._running), len(self._waiting) + len(self._refused), self._tokens)
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+    def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
         """Forget a trajectory of this purpose, running or waiting."""
-        return bool(self._remove(lambda job: _key(job.request) == (group, sample, purpose)))
+        key = (group, sample, purpose)
+        return bool(self._remove(lambda job: _key(job.request) == key and attempt in (None, job.request.attempt)))
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -220,7 +221,9 @@ class FakeEngine:
 
     def _arrived(self, carried: Carried, kv: bool) -> _Job:
         self._places.find(carried.version)
-        reason = self._refusal(carried.request, carried.version)
+        attempt = (*_key(carried.request), carried.request.attempt)
+        known = any((*_key(job.request), job.request.attempt) == attempt for job in (*self._running, *self._waiting))
+        reason = "it is here already" if known else self._refusal(carried.request, carried.version)
         if reason is not None:
             raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
         started = None if carried.seconds is None else self._clock() - carried.seconds
