@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
-from paceline.runtime.metrics import Times
-
 Stage = Literal["rollout", "reward", "train", "publish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one row."""
+
+    step: float
+    rollout: float
+    reward: float
+    train: float
+    publish: float
+    window: float
+    first_wait: float
+    round_train: float
 
 
 class Stopwatch:
