@@ -60,11 +60,14 @@ def present(scene: Scene) -> Moment:
 
 def trainer(scene: Scene) -> str:
     """The trainer's state, a key of TRAINER."""
-    if word := _first_open(scene, _WORKS):
-        return word
+    return _first_open(scene, _WORKS) or _wait(scene)
+
+
+def _wait(scene: Scene) -> str:
+    """What the trainer waits for."""
+    ready, judged, wanted = scene.states[READY], scene.states[JUDGED], scene.wanted
     if not scene.seats:
         return "fleet"
-    ready, judged, wanted = scene.states[READY], scene.states[JUDGED], scene.wanted
     if ready >= wanted:
         return "order" if scene.schedule.in_order else "window"
     if judged and (ready + judged >= wanted or not scene.states[OPEN]):
@@ -89,8 +92,10 @@ def empty_slot(scene: Scene) -> str:
         return "evaluation"
     if _kept_for_publish(scene):
         return "publish"
-    if scene.waiting:
-        return _held_back(scene)
+    return _held_back(scene) if scene.waiting else _nothing_waits(scene)
+
+
+def _nothing_waits(scene: Scene) -> str:
     if scene.open[c.RequestPrompts]:
         return "data"
     if not scene.traits.rounds and scene.needed <= scene.unconsumed:
