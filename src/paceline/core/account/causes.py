@@ -60,14 +60,12 @@ def present(scene: Scene) -> Moment:
 
 def trainer(scene: Scene) -> str:
     """The trainer's state, a key of TRAINER."""
-    return _first_open(scene, _WORKS) or _wait(scene)
+    return _first_open(scene, _WORKS) or (_wait(scene) if scene.seats else "fleet")
 
 
 def _wait(scene: Scene) -> str:
     """What the trainer waits for."""
     ready, judged, wanted = scene.states[READY], scene.states[JUDGED], scene.wanted
-    if not scene.seats:
-        return "fleet"
     if ready >= wanted:
         return "order" if scene.schedule.in_order else "window"
     if judged and (ready + judged >= wanted or not scene.states[OPEN]):
