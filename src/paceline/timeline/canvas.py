@@ -58,9 +58,11 @@ class Canvas:
         self._parts.append(f"{body}><title>{escape(tip)}</title></rect>" if tip else f"{body}/>")
 
     def merge(self, kind: str, x: float, y: float, width: float, height: float) -> None:
-        """A rectangle that becomes one shape with all others of its class, at the next `flush`: a fifth of the size, and no tip."""
-        across = _n(max(width, 0.5))
-        self._merged.setdefault(kind, []).append(f"M{_n(x)} {_n(y)}h{across}v{_n(height)}h-{across}z")
+        """A rectangle that becomes one shape with all others of its class, at the next `flush`: a fifth of the size, and no tip.
+
+        It keeps its true width, however thin, so that what is many does not cover what is long.
+        """
+        self._merged.setdefault(kind, []).append(f"M{x:.2f} {_n(y)}h{width:.2f}v{_n(height)}h-{width:.2f}z")
 
     def flush(self) -> None:
         """Draw what was merged, the class first met at the bottom."""
