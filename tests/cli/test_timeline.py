@@ -98,7 +98,9 @@ def test_a_part_of_the_run_is_drawn_alone(tmp_path: Path) -> None:
     part = events(run / "timeline.json")
     assert 10 < len(part) < everything
     groups = [event for event in part if event["name"].startswith("group ") and event["ph"] == "X"]
+    counters = [event for event in part if event["ph"] == "C" and event["name"] == "groups"]
     assert groups
+    assert min(event["ts"] for event in counters) == 1e6, "the level that holds when the part begins"
     assert all(event["ts"] <= 2e6 and event["ts"] + event["dur"] >= 1e6 for event in groups)
 
 

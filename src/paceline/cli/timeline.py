@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -16,7 +16,7 @@ from paceline.core.account.tally import shares
 from paceline.durable import whole
 from paceline.runtime.ledger import LedgerReader, Lineage
 from paceline.timeline.perfetto import PerfettoWriter
-from paceline.timeline.story import Item, Story
+from paceline.timeline.story import Item, Level, Mark, Staleness, Story
 from paceline.timeline.svg import Items, draw
 from paceline.types.errors import ConfigError
 
@@ -35,12 +35,17 @@ class Range:
     start: float = -inf
     end: float = inf
 
-    def holds(self, item: Item) -> bool:
-        """Whether any of an item lies within."""
-        start = getattr(item, "start", None)
-        if start is None:
-            return self.start <= item.time <= self.end  # type: ignore[union-attr]
-        return bool(item.end >= self.start and start <= self.end)  # type: ignore[union-attr]
+    def cut(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Items of which any part lies within. A level lasts until the next, so those before come, too."""
+        for item in items:
+            if isinstance(item, Level):
+                if item.time <= self.end:
+                    yield replace(item, time=max(item.time, self.start))
+            elif isinstance(item, Mark | Staleness):
+                if self.start <= item.time <= self.end:
+                    yield item
+            elif item.end >= self.start and item.start <= self.end:
+                yield item
 
 
 def timeline(run: Path, output: Path | None, form: Format | None, lineage: int | None, only: Range) -> list[str]:
@@ -102,8 +107,8 @@ class _Telling:
     def _items(self) -> Iterator[Item]:
         for record in self._reader.records(self._lineage.id):
             self._began = record.now if self._began is None else self._began
-            yield from filter(self._only.holds, self._story.feed(record.value, record.now))
-        yield from filter(self._only.holds, self._story.close())
+            yield from self._only.cut(self._story.feed(record.value, record.now))
+        yield from self._only.cut(self._story.close())
 
     def trace(self, out: TextIO, name: str) -> None:
         """As JSON for Perfetto."""

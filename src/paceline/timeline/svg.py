@@ -190,13 +190,15 @@ class Picture:
     # What the trainer did
 
     def _evaluations(self) -> None:
-        if self.items.evaluations:
-            self._label("evaluation", 10)
-            for span in self.items.evaluations:
-                tip = f"evaluation of version {span.version}: {span.end - span.start:.2f} s"
-                self._bar("t-evaluation", span.start, span.end, self.y, 10, tip)
-            self.canvas.flush()
-            self.y += 16
+        shown = [span for span in self.items.evaluations if span.end >= self.start and span.start <= self.end]
+        if not shown:
+            return
+        self._label("evaluation", 10)
+        for span in shown:
+            tip = f"evaluation of version {span.version}: {span.end - span.start:.2f} s"
+            self._bar("t-evaluation", span.start, span.end, self.y, 10, tip)
+        self.canvas.flush()
+        self.y += 16
 
     def _trainer(self) -> None:
         height = 26.0
@@ -233,7 +235,8 @@ class Picture:
 
     def _legend(self) -> None:
         x = LEFT
-        states = {"step" if span.stepping else span.state for span in self.items.trainer}
+        shown = [span for span in self.items.trainer if span.end >= self.start and span.start <= self.end]
+        states = {"step" if span.stepping else span.state for span in shown}
         for kind, words in (("v0", "group decodes (colour: version)"), ("v0 thin", "is judged")):
             x = self._key(x, kind, words)
         self.canvas.rect("v0", x, self.y - 4, 14, 0.8)
