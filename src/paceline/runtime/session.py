@@ -36,7 +36,6 @@ from paceline.runtime.rollout import RolloutFleet
 from paceline.runtime.rundir import Origin, RunDir
 from paceline.runtime.segments import Segments
 from paceline.runtime.source import Source
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.runtime.training import Training
 from paceline.runtime.weights import Weights, probe_tokens
 from paceline.types.errors import CheckpointError, DataError, EngineError, RewardError, WorkerLost
@@ -103,7 +102,7 @@ class Session:
         schedule, resume = lineage.schedule, lineage.resume
         self.recorder = Recorder(trackers, on_progress, Account(schedule, resume), schedule.total_updates, resume.update, lineage.tokens)
         self.driver = Driver(machine, Rules(schedule, resume), ledger, timer_s=timer_s, watch=self.recorder.feed)
-        post, board, watch = self.driver.post, Board(), Stopwatch(self.driver.now)
+        post, board = self.driver.post, Board()
         self.board = board
 
         def _seat(spec: WorkerSpec) -> Seat:
@@ -111,14 +110,14 @@ class Session:
 
         self._trainer = _seat(workers.trainer)
         self._source = Source(task, lineage.resume, board, post)
-        self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
+        self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
-        self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
+        self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, post)
         self._training = Training(
-            self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
+            self._trainer, board, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
         )
         self._moves = Moves(self._rollout, rundir.moves, post)
-        self._weights = Weights(store, self._trainer, self._rollout, probe_tokens(task), settings.dtype, watch, post, self.recorder.notice)
+        self._weights = Weights(store, self._trainer, self._rollout, probe_tokens(task), settings.dtype, post, self.recorder.notice)
         self._checkpoints = Checkpoints(
             rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
         )
