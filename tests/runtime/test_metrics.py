@@ -80,7 +80,8 @@ def test_a_publish_row_says_what_each_pool_did_as_shares_that_sum_to_one() -> No
     tally.level_seconds, tally.most = {"trainable": 15.0}, {"trainable": 4}
     row = publish_metrics(Row("publish", 2, 20.0, tally, Window(12.0, 5.0, 4.0, 1.0), 20.0))
     assert (row["trainer/train"], row["trainer/rollout"]) == (0.4, 0.6)
-    assert (row["rollout/decode"], row["rollout/window"]) == (0.75, 0.25)
+    assert (row["rollout/decode"], row["rollout/window"], row["rollout/frontier"]) == (0.75, 0.25, 0)
+    assert sum(value for name, value in row.items() if name.startswith("trainer/")) == 1
     assert (row["groups/trainable/mean"], row["groups/trainable/max"], row["groups/consumed"]) == (1.5, 4, 4)
     assert (row["staleness/0"], row["staleness/2"], row["migrations"]) == (3, 1, 5)
     assert row["rollout_to_train_end_seconds"] == 7

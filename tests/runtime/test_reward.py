@@ -1,4 +1,3 @@
-
 from runtime_builders import prompt, trajectory
 
 from paceline.core.commands import Materialize

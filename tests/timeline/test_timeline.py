@@ -207,6 +207,18 @@ def test_the_picture_is_one_valid_svg_with_every_group_instance_and_publish(pres
     assert "http://www.w3.org/1999/xlink" not in text
 
 
+def test_many_instances_share_lanes_and_every_eighth_is_named() -> None:
+    chosen = schedule("multiversion", u=8, group_size=4, total_updates=6, version_window=3, no_signal="drop")
+    fleet = tuple(FakeInstance(f"rollout-{number}", slots=4, versions_held=1 + number % 2) for number in range(40))
+    trace = simulate(chosen, World(fleet, lengths=Lengths("long_tail", 200, 2000), no_signal=0.2, migrate_seconds=1.0))
+    kept = Items()
+    kept.take(items(chosen, trace))
+    root = ElementTree.fromstring(draw(kept, "t", [], 0.0, trace.end))
+    words = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [word for word in words if word and word.startswith("rollout-")] == [f"rollout-{number}" for number in range(0, 40, 8)]
+    assert {"groups", "filtered, failed or retried"} <= set(words)
+
+
 def test_a_range_shows_only_what_lies_in_it() -> None:
     chosen, trace = plain("pipelined")
     kept = Items()

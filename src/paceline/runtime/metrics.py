@@ -7,10 +7,11 @@ within a group (divisor n - 1), `rewards/NAME/std` the one over all samples to w
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.algo.shaping import length_metrics
 from paceline.core.account import Row, Tally
+from paceline.core.account.causes import ROLLOUT, TRAINER
 from paceline.core.account.tally import LEVELS, mean, shares
 from paceline.types.progress import UpdateReport
 from paceline.types.records import ScoredGroup
@@ -58,8 +59,8 @@ def publish_metrics(row: Row) -> dict[str, float]:
         "seconds": tally.seconds,
         **_window(row),
         **_speed(tally),
-        **{f"trainer/{state}": share for state, share in shares(tally.trainer).items()},
-        **{f"rollout/{state}": share for state, share in shares(tally.slots).items()},
+        **_shares("trainer", TRAINER, tally.trainer),
+        **_shares("rollout", ROLLOUT, tally.slots),
         **levels,
         **{f"{name}/max": tally.most.get(level, 0) for level, name in _LEVELS.items()},
         "groups/consumed": tally.groups,
@@ -87,6 +88,12 @@ def _window(row: Row) -> dict[str, float]:
         "trainer_waiting_ratio": first,
         "trainer_waiting_ratio/all": overall,
     }
+
+
+def _shares(pool: str, states: Iterable[str], seconds: Mapping[str, float]) -> dict[str, float]:
+    """The share of every state, those included that did not occur."""
+    found = shares(seconds)
+    return {f"{pool}/{state}": found.get(state, 0.0) for state in states}
 
 
 def _speed(tally: Tally) -> dict[str, float]:

@@ -235,20 +235,27 @@ class Picture:
 
     def _legend(self) -> None:
         x = LEFT
-        shown = [span for span in self.items.trainer if span.end >= self.start and span.start <= self.end]
-        states = {"step" if span.stepping else span.state for span in shown}
         for kind, words in (("v0", "group decodes (colour: version)"), ("v0 thin", "is judged")):
             x = self._key(x, kind, words)
         self.canvas.rect("v0", x, self.y - 4, 14, 0.8)
         x = self._key(x, "", "waits for its update")
         if any(span.outcome in _GONE for span in self.items.groups):
-            self._key(x, "gone", "filtered, failed or retried")
-        self.y, x = self.y + 17, LEFT
+            x = self._key(x, "gone", "filtered, failed or retried")
+        if self.items.moves:
+            self.canvas.path("move", f"M{x + 4:.1f} {self.y - 8:.1f}L{x + 11:.1f} {self.y + 1:.1f}")
+            self._key(x, "", "trajectories move")
+        self.y += 17
+        self._states()
+        self.y += 10
+
+    def _states(self) -> None:
+        """What the trainer's colours mean, those that occur."""
+        shown = [span for span in self.items.trainer if span.end >= self.start and span.start <= self.end]
+        states, x = {"step" if span.stepping else span.state for span in shown}, LEFT
         for state in [*TRAINER, "step"]:
             if state in states:
-                waits = state not in ("train", "publish", "checkpoint", "step")
-                x = self._key(x, f"t-{state}", f"waits: {state}" if waits else state)
-        self.y += 10
+                works = state in ("train", "publish", "checkpoint", "step")
+                x = self._key(x, f"t-{state}", state if works else f"waits: {state}")
 
     def _key(self, x: float, kind: str, words: str) -> float:
         if kind:
