@@ -150,11 +150,8 @@ class Machine:
         if claimed is None:
             return
         sample, instance = claimed
-        meter = self._boundaries.meter
-        meter.trajectory(event.tokens)
+        self._boundaries.meter.trajectory(sample.group.order, event.tokens)
         complete = self._serving.finished(sample, event)
-        if complete:
-            meter.group(sample.group.longest)
         self._after_slot(instance, sample.version, progress=complete)
 
     def _on_failed(self, event: ev.TrajectoryFailed) -> None:
