@@ -45,10 +45,13 @@ if TYPE_CHECKING:
     from paceline.ports.pool import Pool
 
 
-def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None) -> Outcome:
+def train(
+    config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None, workers: Workers | None = None
+) -> Outcome:
     """Run the configuration to its end, a stop or a failure, in processes of its own.
 
-    `resume` continues the run directory's last complete checkpoint (from the start where there is none yet). Raises ConfigError,
+    `resume` continues the run directory's last complete checkpoint (from the start where there is none yet). `workers` replaces
+    `workers_of(config)`, for an engine, a trainer or rewards that the configuration cannot name. Raises ConfigError,
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
@@ -56,7 +59,7 @@ def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lam
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
-        return asyncio.run(_train(config, rundir, on_progress))
+        return asyncio.run(_train(config, rundir, on_progress, workers or workers_of(config)))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
@@ -94,7 +97,7 @@ def _exported(run: RunDir, on_progress: OnProgress) -> str:
     return f"{run.root} after update {origin.update}"
 
 
-async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Outcome:
+async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, workers: Workers) -> Outcome:
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
@@ -107,7 +110,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         lineage = ledger.open_lineage(schedule, resume, None if info is None else info.lineage, datetime.now(UTC).isoformat())
         session = Session(
             pool=pool,
-            workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
+            workers=workers,
             settings=_settings(config),
             lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
             task=data.task,
@@ -213,6 +216,11 @@ def _counted(task: RowTask) -> str:
 
 
 # --- workers
+
+
+def workers_of(config: Config) -> Workers:
+    """What a training run starts."""
+    return Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task))
 
 
 def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
