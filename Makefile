@@ -52,7 +52,7 @@ evidence-%: install
 	$(BIN)/python benchmarks/$(subst -,_,$*).py $(ARGUMENTS)
 
 figures: install ## docs/figures from docs/evidence
-	$(BIN)/python benchmarks/curve.py
+	$(BIN)/python benchmarks/figures.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
