@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.lazy import OnProgress, performed
+from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
@@ -55,7 +55,6 @@ def train(
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
-    performed(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
@@ -186,7 +185,7 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
         "reward": [reward.model_dump(exclude={"timeout_s"}) for reward in config.reward],
     }
     may_change = {
-        "rollout": {"engine", "instances", "slots", "kv_tokens"},
+        "rollout": {"engine", "instances", "slots", "kv_tokens", "versions_held"},
         "algorithm": {"gap_warn", "gap_stop"},
         "schedule": {"attempts", "on_failure"},
         "model": set(),
@@ -271,6 +270,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
         kv_tokens=rollout.kv_tokens or rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens),
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
         clock=monotonic,
+        versions_held=rollout.versions_held,
     )
     return RolloutBody(engine)
 
