@@ -40,7 +40,10 @@ SCHEDULES: Mapping[str, Sequence[str]] = {
     "serial": (),
     "pipelined": ("schedule.preset=pipelined", f"schedule.groups_per_round={4 * GROUPS_PER_UPDATE}"),
     **{f"streaming S={s}": ("schedule.preset=streaming", f"schedule.staleness={s}") for s in (1, 2, 4)},
-    **{f"multiversion W={w}": ("schedule.preset=multiversion", f"schedule.version_window={w}") for w in (2, 3)},
+    **{
+        f"multiversion W={w}": ("schedule.preset=multiversion", f"schedule.version_window={w}", f"rollout.versions_held={w}")
+        for w in (2, 3)
+    },
 }
 """Name -> overrides of the recipe."""
 LAST = 8

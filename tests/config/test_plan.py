@@ -34,6 +34,15 @@ def test_pipelined_starts_at_a_dispatch_and_publishes_after_the_round() -> None:
     assert (s.updates_per_publish, s.start_when, s.frontier, s.groups_per_dispatch, s.bound) == (4, "dispatch", "auto", 2, 0)
 
 
+def test_pipelined_overlaps_by_default_also_with_one_update_per_round() -> None:
+    for u, d in ((16, 2), (8, 1), (24, 3), (12, 1), (20, 2), (100, 10), (7, 1), (1, 1)):
+        assert schedule(config("schedule.preset=pipelined", f"schedule.groups_per_update={u}")).groups_per_dispatch == d
+    several = schedule(config("schedule.preset=pipelined", "schedule.groups_per_round=32"))
+    assert (several.groups_per_update, several.groups_per_dispatch) == (8, 8), "its updates overlap with the generation of the others"
+    whole = schedule(config("schedule.preset=pipelined", "algorithm.advantage=batch_std"))
+    assert whole.groups_per_dispatch == 8, "batch_std needs the whole update at once"
+
+
 def test_streaming_defaults_to_a_staleness_of_one_and_a_buffer_for_all_that_it_admits() -> None:
     s = schedule(config("schedule.preset=streaming", "schedule.updates_per_publish=2"))
     assert (s.staleness, s.bound, s.groups_per_publish, s.buffer_groups, s.version_window) == (1, 1, 16, 32, 1)

@@ -47,7 +47,7 @@ class Plan:
 
 
 def schedule(config: Config) -> Schedule:
-    """The machine's schedule. Defaults: R = D = U; serial waits for all groups, the others start at a dispatch; S = 1; W = 2."""
+    """The machine's schedule. Defaults: R = U; D by `_dispatch`; serial waits for all groups, others start at a dispatch; S = 1; W = 2."""
     s = config.schedule
     period = _period(s)
     return Schedule(
@@ -55,7 +55,7 @@ def schedule(config: Config) -> Schedule:
         group_size=s.group_size,
         groups_per_round=period,
         groups_per_update=s.groups_per_update,
-        groups_per_dispatch=s.groups_per_dispatch or s.groups_per_update,
+        groups_per_dispatch=s.groups_per_dispatch or _dispatch(config),
         updates_per_publish=-(-period // s.groups_per_update),
         start_when=_start(s),
         total_updates=config.run.updates,
@@ -85,6 +85,14 @@ def _period(s: ScheduleConfig) -> int:
     if s.preset in ("serial", "pipelined"):
         return s.groups_per_round or s.groups_per_update
     return s.groups_per_update * (s.updates_per_publish or 1)
+
+
+def _dispatch(config: Config) -> int:
+    """Pipelined with one update per round: an eighth of it, or the next smaller divisor, since with D = R nothing overlaps. Else U."""
+    s = config.schedule
+    if s.preset != "pipelined" or _period(s) != s.groups_per_update or config.algorithm.advantage == "batch_std":
+        return s.groups_per_update
+    return next(d for d in range(max(1, s.groups_per_update // 8), 0, -1) if s.groups_per_update % d == 0)
 
 
 def _start(s: ScheduleConfig) -> Literal["dispatch", "all"]:

@@ -162,7 +162,7 @@ class ScheduleConfig(Section):
     groups_per_round: int | None = Field(default=None, ge=1)
     """R, serial and pipelined: groups generated under one version; default U."""
     groups_per_dispatch: int | None = Field(default=None, ge=1)
-    """D <= U: groups given to the trainer at once; default U."""
+    """D <= U: groups given to the trainer at once; default U, for pipelined with R = U an eighth of it (or the next smaller divisor)."""
     updates_per_publish: int | None = Field(default=None, ge=1)
     """streaming, multiversion: default 1; serial and pipelined derive it from R / U."""
     start_when: Literal["dispatch", "all"] | None = None
