@@ -30,9 +30,9 @@ from paceline.core.commands import Dispatch
 from paceline.runtime.ledger import LedgerReader
 
 UPDATES, SEEDS = 48, (0, 1, 2)
-GROUPS_PER_UPDATE = 8
+GROUPS_PER_UPDATE, GROUP_SIZE = 16, 4
 COMMON = (
-    f"schedule.groups_per_update={GROUPS_PER_UPDATE}",
+    *(f"schedule.groups_per_update={GROUPS_PER_UPDATE}", f"schedule.group_size={GROUP_SIZE}", "trainer.learning_rate=1e-5"),
     *("pool.rollout_threads=1", "pool.trainer_threads=1"),
     *("eval.samples=0", "eval.problems=100"),
 )
@@ -144,7 +144,7 @@ def main() -> None:
         _all()
         return
     with measured("learning", repeats=len(arguments.seeds)) as found:
-        found.update(updates=arguments.updates, samples_per_update=GROUPS_PER_UPDATE * 8, schedules=figures(_all()))
+        found.update(updates=arguments.updates, samples_per_update=GROUPS_PER_UPDATE * GROUP_SIZE, schedules=figures(_all()))
     print(json.dumps({name: one["last_reward"] for name, one in found["schedules"].items()}, indent=1))
 
 
