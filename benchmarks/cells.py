@@ -152,6 +152,7 @@ class Cells:
             "controller_cpu_seconds": round(controller, 2),
             "seconds": round(time.monotonic() - started, 1),
         }
+        shutil.rmtree(directory)
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         self.done[key] = record

@@ -62,7 +62,7 @@ def schedules(figures: Mapping[str, Any]) -> Figure:
     figure, places = plt.subplots(1, len(balances), figsize=(9.6, 3.4), sharex=True, layout="constrained")
     for axes, (balance, found) in zip(places, balances.items(), strict=True):
         draw_windows(axes, found)
-        axes.set_title(f"rollout : training = {balance} (measured {found['rollout_to_training']:.2f} : 1)", fontsize=8.5)
+        axes.set_title(f"rollout : training {balance} (here {found['rollout_to_training']:.2f})", fontsize=8.5)
     figure.supxlabel("rollout-to-train-end over serial, one core each (median, quartiles, rounds)", fontsize=8.5)
     return figure
 

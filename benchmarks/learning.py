@@ -5,7 +5,7 @@ the staleness of every group at its consumption (from the ledger), and greedy ac
 run is a file RUNS/NAME-SEED.json and is not run again, so the script can be interrupted. --beside 2 runs two at once, since nothing is
 timed.
 
-    python benchmarks/learning.py [--runs DIR] [--beside 2] [--only NAME ...] [--seeds 0 1 2] [--updates 48]
+    python benchmarks/learning.py [--runs DIR] [--beside 2] [--only NAME ...] [--seeds 0 1 2] [--updates 40]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline.cli import wire
 from paceline.core.commands import Dispatch
 from paceline.runtime.ledger import LedgerReader
 
-UPDATES, SEEDS = 48, (0, 1, 2)
+UPDATES, SEEDS = 40, (0, 1, 2)
 GROUPS_PER_UPDATE, GROUP_SIZE = 16, 4
 COMMON = (
     *(f"schedule.groups_per_update={GROUPS_PER_UPDATE}", f"schedule.group_size={GROUP_SIZE}", "trainer.learning_rate=1e-5"),
