@@ -17,7 +17,6 @@ from paceline.core.events import Aborted, Event, InstanceLost, InstanceReport, I
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import InstanceInfo
@@ -53,17 +52,13 @@ class Instance:
 class RolloutFleet:
     """Engine workers by name. Training trajectories go to the board and the machine, evaluation's to `on_eval`."""
 
-    def __init__(
-        self, seats: Sequence[Seat], board: Board, watch: Stopwatch, sampling: Sampling, seed: int, post: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, seats: Sequence[Seat], board: Board, sampling: Sampling, seed: int, post: Callable[[Event], None]) -> None:
         self._instances = {seat.name: Instance(seat) for seat in seats}
         self._board = board
-        self._watch = watch
         self._sampling = sampling
         self._seed = seed
         self._post = post
         self._restart: Callable[[str, str], None] = lambda name, reason: None
-        self.on_failure: Callable[[], None] = lambda: None
         self.on_eval: Callable[[Trajectory | Failure], None] = lambda ended: None
         self.on_loss: Callable[[str, str], None] = lambda name, reason: None
 
@@ -102,7 +97,6 @@ class RolloutFleet:
         if not instance.seat.filled:  # its loss is an event of its own that the machine has yet to hear
             return None
         instance.running[command.group, command.sample] = command
-        self._watch.enter("rollout")
         instance.outbox.append(self._request(command))
         return self._send(instance) if len(instance.outbox) == 1 else None
 
@@ -119,7 +113,7 @@ class RolloutFleet:
         """End a training trajectory on an instance, if it is there."""
         instance = self._instances[name]
         await self._while_there(instance.seat.call("abort", *key))
-        self._forget(instance, key)
+        instance.running.pop(key, None)
 
     def runs(self, name: str, key: TrajectoryKey) -> bool:
         """Whether the machine waits for the end of this trajectory from an instance."""
@@ -214,9 +208,8 @@ class RolloutFleet:
         command = instance.running.get((ended.group, ended.sample))
         if command is None or command.attempt != ended.attempt:  # it was aborted while its end was on the way
             return
-        self._forget(instance, (ended.group, ended.sample))
+        instance.running.pop((ended.group, ended.sample), None)
         if isinstance(ended, Failure):
-            self.on_failure()
             self._post(TrajectoryFailed(command.id, command.group, command.sample, command.attempt, name, ended.error))
             return
         instance.seat.useful()
@@ -231,17 +224,12 @@ class RolloutFleet:
             instance.loss = reason
             return
         instance.up, instance.loss = False, None
-        for key in list(instance.running):
-            self._forget(instance, key)
+        instance.running.clear()
         instance.outbox.clear()
         instance.held.clear()
         self._post(InstanceLost(name, reason))
         self.on_loss(name, reason)
         self._restart(name, reason)
-
-    def _forget(self, instance: Instance, key: TrajectoryKey) -> None:
-        if instance.running.pop(key, None) is not None:
-            self._watch.leave("rollout")
 
 
 def _finished(command: Admit, trajectory: Trajectory, instance: str) -> TrajectoryFinished:
