@@ -16,7 +16,6 @@ from paceline.runtime.board import Board
 from paceline.runtime.bodies import RolloutBody
 from paceline.runtime.calls import Seat
 from paceline.runtime.rollout import RolloutFleet
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.records import Request, Sampling
 
 
@@ -39,7 +38,7 @@ def test_a_worker_counts_the_steps_that_sample_and_their_seconds_and_no_idle_one
 async def test_a_report_tells_how_many_decoded_together_since_the_one_before_and_how_fast() -> None:
     events, pool = list[Event](), InlinePool()
     seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
-    fleet = RolloutFleet([seat], Board({0: prompt()}), Stopwatch(lambda: 0.0), Sampling(6), 0, events.append)
+    fleet = RolloutFleet([seat], Board({0: prompt()}), Sampling(6), 0, events.append)
     (info,) = await fleet.start(lambda name, reason: None)
     fleet.announce(info)
     looking = asyncio.create_task(fleet.reports(0.02))
