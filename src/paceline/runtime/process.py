@@ -164,8 +164,8 @@ class ProcessPool:
 
 
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**36), "MALLOC_TRIM_THRESHOLD_": str(2**36)}
-"""glibc gives large blocks back at once and faults their pages in again at the next use, in a trainer a fifth of its time. A worker needs
-the same again soon, so it keeps what it has used. Other C libraries ignore these."""
+"""glibc gives large blocks back at once, and their pages are faulted in again at the next use, one by one. A worker needs the same again
+with its next micro-batch or decode step, so it keeps what it has used. Other C libraries ignore these."""
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
