@@ -10,7 +10,7 @@ from typing import Literal
 
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
-from paceline.config.schema import DEFAULT_HIGH_KV_USE, DEFAULT_REBALANCE_S, DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
+from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
 from paceline.core.presets import DEADLINES
 from paceline.core.schedule import Schedule
 
@@ -76,8 +76,8 @@ def schedule(config: Config) -> Schedule:
         in_order=s.in_order,
         evaluate_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
-        rebalance_seconds=_rebalance(s),
-        high_kv_use=DEFAULT_HIGH_KV_USE if s.high_kv_use is None else s.high_kv_use,
+        rebalance_seconds=s.rebalance_s if s.preset == "multiversion" else 0.0,
+        high_kv_use=s.high_kv_use,
         deadlines=_deadlines(config),
     )
 
@@ -109,12 +109,6 @@ def _staleness(s: ScheduleConfig) -> int:
 
 def _window(s: ScheduleConfig) -> int:
     return (s.version_window or DEFAULT_WINDOW) if s.preset == "multiversion" else 1
-
-
-def _rebalance(s: ScheduleConfig) -> float:
-    if s.preset != "multiversion":
-        return 0.0
-    return DEFAULT_REBALANCE_S if s.rebalance_s is None else s.rebalance_s
 
 
 def _buffer(s: ScheduleConfig) -> int:

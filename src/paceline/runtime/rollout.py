@@ -106,14 +106,16 @@ class RolloutFleet:
 
     async def abort(self, command: Abort) -> None:
         """End a trajectory without a result."""
-        await self.take_back(command.instance, (command.group, command.sample))
+        await self.take_back(command.instance, (command.group, command.sample), command.attempt)
         self._post(Aborted(command.id))
 
-    async def take_back(self, name: str, key: TrajectoryKey) -> None:
-        """End a training trajectory on an instance, if it is there."""
+    async def take_back(self, name: str, key: TrajectoryKey, attempt: int | None = None) -> None:
+        """End one attempt of a training trajectory on an instance, or all, if it is there."""
         instance = self._instances[name]
-        await self._while_there(instance.seat.call("abort", *key))
-        instance.running.pop(key, None)
+        await self._while_there(instance.seat.call("abort", *key, "train", attempt))
+        command = instance.running.get(key)
+        if command is not None and attempt in (None, command.attempt):
+            del instance.running[key]
 
     def runs(self, name: str, key: TrajectoryKey) -> bool:
         """Whether the machine waits for the end of this trajectory from an instance."""
