@@ -44,8 +44,10 @@ WHOLE: list[Rule[Config]] = [
     Rule(
         "gold_to_compare_with",
         ("task.gold_column", "eval.task.gold_column"),
-        "the rewards exact and numeric compare with a gold answer; name its column",
-        lambda c: any(r.kind in ("exact", "numeric") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c)),
+        "the rewards math, numeric and exact compare with a gold answer; name its column",
+        lambda c: (
+            any(r.kind in ("math", "numeric", "exact") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c))
+        ),
     ),
     Rule(
         "batch_std_sees_the_update",
