@@ -50,6 +50,12 @@ WHOLE: list[Rule[Config]] = [
         ),
     ),
     Rule(
+        "verifiers_compare_mathematics",
+        ("pool.verifiers", "reward"),
+        "only rewards of kind math compare in processes of their own",
+        lambda c: c.pool.verifiers > 1 and not any(r.kind == "math" for r in c.reward),
+    ),
+    Rule(
         "batch_std_sees_the_update",
         ("algorithm.advantage", "schedule.groups_per_dispatch", "schedule.groups_per_update"),
         "batch_std divides by the deviation of the whole update, which only a dispatch of the whole update knows: D = U",

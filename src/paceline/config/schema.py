@@ -109,9 +109,9 @@ class RewardConfig(Section):
     signature: Literal["trl", "verl", "openrlhf", "areal"] | None = None
     """function: whose calling convention it follows; default `trl`."""
     arguments: Table = Field(default_factory=dict)
-    """`marker`: text before the answer; given, it is required, else no credit. math: `marker`, `percent` (`loose`, `strict`), `workers`
-    (verifier processes side by side in a reward worker, default 1). numeric: `marker`, `which` (`last`, `first`), `percent`. exact:
-    `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword arguments of yours."""
+    """`marker`: text before the answer; given, it is required, else no credit. math: `marker`, `percent` (`loose`, `strict`). numeric:
+    `marker`, `which` (`last`, `first`), `percent`. exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword
+    arguments of yours."""
     outcome: bool = True
     """Whether this function tells right from wrong, for the group filter and the evaluation: a value of at least 1 is right, less is
     wrong. Set it to false for shaping. `schedule.no_signal` says what becomes of a group whose outcomes are equal; the reward counts in
@@ -282,6 +282,8 @@ class PoolConfig(Section):
     """Cores to pin the trainer to; empty = no pinning."""
     reward_workers: int = Field(default=1, ge=1)
     """Processes that compute rewards."""
+    verifiers: int = Field(default=1, ge=1, le=64)
+    """Processes in each reward worker that compare answers side by side, for rewards of kind `math`."""
     start_timeout_s: float = Field(default=180.0, gt=0)
     """A worker that is not ready after this many seconds is lost."""
     answer_timeout_s: float = Field(default=600.0, gt=0)

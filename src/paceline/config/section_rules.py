@@ -19,8 +19,8 @@ from paceline.config.schema import (
     TaskConfig,
 )
 
-ARGUMENTS: dict[str, dict[str, tuple[str | int, ...]]] = {
-    "math": {"marker": (), "percent": ("loose", "strict"), "workers": tuple(range(1, 65))},
+ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "math": {"marker": (), "percent": ("loose", "strict")},
     "numeric": {"marker": (), "which": ("last", "first"), "percent": ("loose", "strict")},
     "exact": {"marker": ()},
     "task": {"answer": ("tag", "number", "text"), "marker": ()},
@@ -163,13 +163,13 @@ REWARD: list[Rule[RewardConfig]] = [
     Rule(
         "arguments_known",
         ("kind", "arguments"),
-        "math takes marker, percent and workers; numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
+        "math takes marker and percent; numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
         lambda r: r.kind != "function" and not set(r.arguments) <= set(ARGUMENTS[r.kind]),
     ),
     Rule(
         "argument_values",
         ("arguments",),
-        "which is last or first, percent loose or strict, answer tag, number or text, workers 1 to 64, marker a text that is not blank",
+        "which is last or first, percent loose or strict, answer tag, number or text, marker a text that is not blank",
         lambda r: r.kind != "function" and any(not _allowed(r.kind, name, value) for name, value in r.arguments.items()),
     ),
     Rule(

@@ -162,10 +162,17 @@ def normalise(text: str) -> str:
 
 
 def _undecorated(text: str) -> str:
-    for mark in _DECORATION:
-        if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
-            return _undecorated(text[len(mark) : -len(mark)].strip())
-    return text
+    """Without pairs of marks around it, outermost first; linear, whatever their number."""
+    start, end = 0, len(text)
+    while mark := next(
+        (m for m in _DECORATION if end - start > 2 * len(m) and text.startswith(m, start) and text.endswith(m, start, end)), ""
+    ):
+        start, end = start + len(mark), end - len(mark)
+        while start < end and text[start].isspace():
+            start += 1
+        while start < end and text[end - 1].isspace():
+            end -= 1
+    return text[start:end]
 
 
 def _verdict(right: bool, extracted: str) -> Score:

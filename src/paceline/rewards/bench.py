@@ -72,6 +72,15 @@ class Bench:
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
 
+    def start(self) -> None:
+        """Start the keeper and load the algebra (seconds), unless that is done. Raises RewardError when it does not come up."""
+        with self._lock:
+            try:
+                self._started()
+            except (EOFError, OSError) as error:
+                self.close()
+                raise RewardError(f"the process that keeps the verifiers did not start: {type(error).__name__}") from error
+
     def compare(self, jobs: Sequence[Job], timeout_s: float) -> list[Outcome]:
         """One outcome per job, in order. Takes timeout_s x ceil(jobs / workers) seconds at most, beside the start of the keeper.
 

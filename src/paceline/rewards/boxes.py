@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paceline.rewards.spelling import LONGEST
+
 _BOX = re.compile(r"\\f?boxed(?![A-Za-z])[ \t]*|\\fbox(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE = re.compile(r"[^\s{}$\\,;.]+(?:\.[0-9]+)?|\\[A-Za-z]+")
@@ -69,7 +71,7 @@ def _line(text: str) -> str:
 
 
 def _formulas(line: str) -> str:
-    found = list(_MATHS.finditer(line))
+    found = list(_MATHS.finditer(line)) if len(line) <= LONGEST else []  # what is longer is only read if it is one number
     if not found:
         return line
     if _BETWEEN.fullmatch(_MATHS.sub(" ", line)):
@@ -83,13 +85,10 @@ def _inner(match: re.Match[str]) -> str:
 
 def _bare(text: str, sentence: bool) -> str:
     """Without markdown and the end of a sentence. An exclamation mark ends a sentence (`... is 73!` is 73), but not a bare formula."""
-    before = None
-    plain = text.strip(_AROUND)
-    while plain != before:
-        before = plain
-        plain = plain.rstrip(".,;:!" if sentence else ".,;:").strip(_AROUND)
-        if len(plain) > 4 and plain.startswith("__") and plain.endswith("__"):
-            plain = plain[2:-2]
+    ends = (".,;:!" if sentence else ".,;:") + _AROUND
+    plain = text.lstrip(_AROUND).rstrip(ends)
+    if plain.startswith("__") and plain.endswith("__"):
+        plain = plain.strip("_").lstrip(_AROUND).rstrip(ends)
     return plain
 
 

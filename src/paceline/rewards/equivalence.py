@@ -16,8 +16,9 @@ from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from sympy.core.evalf import PrecisionExhausted
 
-from paceline.rewards.forms import Form, Listing, Matrix, Ranges, Relation, Row, Value, Words, as_ranges, plain_number, read
+from paceline.rewards.forms import Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
 from paceline.rewards.numbers import Percent
+from paceline.rewards.reading import plain_number, read
 from paceline.rewards.spelling import Unreadable, explicit
 
 _DIGITS = 20
@@ -66,20 +67,28 @@ def equal_forms(a: Form, b: Form, percent: Percent) -> bool:
     """Equality of two shapes; symmetric."""
     if isinstance(a, Relation) or isinstance(b, Relation):
         return _relations(a, b, percent)
-    left, right = as_ranges(a), as_ranges(b)
-    if left is not None and right is not None and (isinstance(a, Ranges) or isinstance(b, Ranges)):
-        return not (left.name and right.name and left.name != right.name) and _unordered(left.items, right.items, percent)
-    if isinstance(a, Value) and isinstance(b, Value):
-        return _values(a, b, percent)
+    if isinstance(a, Ranges) or isinstance(b, Ranges):
+        return _ranges(as_ranges(a), as_ranges(b), percent)
     if isinstance(a, Words) or isinstance(b, Words):
         return _as_words(a) == _as_words(b) != ""
-    if isinstance(a, Row) and isinstance(b, Row):
-        return (a.left, a.right) == (b.left, b.right) and _ordered(a.items, b.items, percent)
-    if isinstance(a, Matrix) and isinstance(b, Matrix):
-        return len(a.rows) == len(b.rows) and all(_ordered(x, y, percent) for x, y in zip(a.rows, b.rows, strict=True))
     if isinstance(a, Listing) or isinstance(b, Listing):
         return _unordered(_elements(a), _elements(b), percent)
+    return _alike(a, b, percent)
+
+
+def _alike(a: Form, b: Form, percent: Percent) -> bool:
+    if isinstance(a, Value) and isinstance(b, Value):
+        return _values(a, b, percent)
+    if isinstance(a, Row) and isinstance(b, Row):
+        return (a.left, a.right) == (b.left, b.right) and _ordered(a.items, b.items, percent)
     return False
+
+
+def _ranges(a: Ranges | None, b: Ranges | None, percent: Percent) -> bool:
+    """Equality of unions, interval by interval; the variable counts where both name one."""
+    if a is None or b is None or (a.name and b.name and a.name != b.name):
+        return False
+    return _unordered(a.items, b.items, percent)
 
 
 def _ordered(a: Sequence[Form], b: Sequence[Form], percent: Percent) -> bool:
@@ -106,38 +115,37 @@ def _as_words(form: Form) -> str:
 
 
 def _values(a: Value, b: Value, percent: Percent) -> bool:
-    if a.unit and b.unit:
-        return a.unit == b.unit and equal(a.text, b.text)
-    if a.unit or b.unit:
-        unit, one, other = (a.unit, a.text, b.text) if a.unit else (b.unit, b.text, a.text)
-        if len(unit) == 1 and unit.isalpha() and equal(f"{one} {unit}", other):  # 5 m without \text
-            return True
+    """A unit that only one side has is left out; two units must be one. For percent see `numbers.equal`."""
+    if a.unit and b.unit and a.unit != b.unit:
+        return False
     if a.percent == b.percent:
-        return equal(a.text, b.text)
+        return equal(a.text, b.text) or _spelled_out(a, b) or _spelled_out(b, a)
     rate, plain = (a.text, b.text) if a.percent else (b.text, a.text)
     return equal(rate, f"({plain})\\cdot 100") or (percent == "loose" and equal(rate, plain))
 
 
+def _spelled_out(a: Value, b: Value) -> bool:
+    """Whether `5\\text{ m}` stands against `5 m`, which without markup reads as a product."""
+    return len(a.unit) == 1 and a.unit.isalpha() and not b.unit and equal(f"{a.text} {a.unit}", b.text)
+
+
 def _relations(a: Form, b: Form, percent: Percent) -> bool:
+    """Two relations, or one against a value: `x = 3` is 3, since a name is all that it adds."""
     if isinstance(a, Relation) and isinstance(b, Relation):
-        if a.name and b.name and a.sign == b.sign:
-            if a.name == b.name:
-                return equal_forms(a.right, b.right, percent)
-            return bool(a.right_text and b.right_text) and _proportional(a, b)
-        return bool(a.right_text and b.right_text) and _proportional(a, b)
+        if a.name and a.name == b.name and a.sign == b.sign:
+            return equal_forms(a.right, b.right, percent)
+        return _proportional(a, b)
     relation, other = (a, b) if isinstance(a, Relation) else (b, a)
-    assert isinstance(relation, Relation)
-    return (
-        relation.sign == "="
-        and bool(relation.name)
-        and not isinstance(other, (Relation, Ranges))
-        and equal_forms(relation.right, other, percent)
-    )
+    assert isinstance(relation, Relation), "one of the two is"
+    plain = relation.sign == "=" and relation.name and not isinstance(other, Ranges)
+    return bool(plain) and equal_forms(relation.right, other, percent)
 
 
 def _proportional(a: Relation, b: Relation) -> bool:
     """Whether one relation is the other times a number: 2x = 4 and x = 2; for `<` and its kind a positive number, or turned around."""
     turned = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+    if not (a.right_text and b.right_text):
+        return False
     first, second = (expression(f"({r.left})-({r.right_text})") for r in (a, b))
     ratio = _ratio(first, second)
     if ratio is None or ratio == 0:
@@ -254,10 +262,11 @@ def _symbolically(a: Any, b: Any) -> bool:
 
 
 def _expressions(form: Form) -> list[str]:
+    """Every expression in a shape."""
     if isinstance(form, Value):
         return [form.text]
+    if isinstance(form, Words):
+        return []
     if isinstance(form, Relation):
         return ([] if form.name else [form.left]) + _expressions(form.right)
-    if isinstance(form, Matrix):
-        return [text for row in form.rows for cell in row for text in _expressions(cell)]
-    return [] if isinstance(form, Words) else [text for item in form.items for text in _expressions(item)]
+    return [text for item in form.items for text in _expressions(item)]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from paceline.config.schema import RewardConfig
 from paceline.ports.data import Reward
 from paceline.rewards.answers import Verifier
+from paceline.rewards.bench import Bench
 from paceline.rewards.functions import FunctionReward, Loop, Starts
 from paceline.rewards.maths import MathVerifier
 from paceline.rewards.resolve import resolve
@@ -22,7 +23,7 @@ from paceline.types.signal import RIGHT
 
 _SHOWN = 10
 _ARGUMENTS = {
-    "math": ("marker", "percent", "workers"),
+    "math": ("marker", "percent"),
     "numeric": ("marker", "which", "percent"),
     "exact": ("marker",),
     "task": ("answer", "marker"),
@@ -95,6 +96,11 @@ class Judge:
             more = f"\n... and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
             raise RewardError(f"{len(bad)} rows cannot be judged:\n" + "\n".join(bad[:_SHOWN]) + more)
 
+    def prepare(self) -> None:
+        """Start what rewards need before their first group, so that it counts against no deadline."""
+        for part in self.parts:
+            getattr(part.reward, "prepare", lambda: None)()
+
     def close(self) -> None:
         """Release the event loop of async functions and the processes of verifiers."""
         if self._loop is not None:
@@ -127,15 +133,17 @@ def _share_right(given: Sequence[tuple[float, float]]) -> float:
     return sum(value >= RIGHT for _, value in given) / len(given)
 
 
-def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None) -> Judge:
-    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`. Raises ConfigError with key and
-    value."""
+def load_judge(
+    configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None, verifiers: int = 1
+) -> Judge:
+    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`; `verifiers`: processes that compare
+    side by side, for `kind = "math"`. Raises ConfigError with key and value."""
     loop = Loop()
-    parts = [Part(_reward(config, scorer, loop), config.weight, config.outcome) for config in configs]
+    parts = [Part(_reward(config, scorer, loop, verifiers), config.weight, config.outcome) for config in configs]
     return Judge(parts, permute_seed=permute_seed, loop=loop)
 
 
-def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:
+def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop, verifiers: int) -> Reward:
     if config.kind == "function":
         if config.function is None:
             raise ConfigError("reward.function is missing: kind = 'function' needs `module:function` or `path/to/file.py:function`")
@@ -151,7 +159,7 @@ def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:
         )
     arguments: dict[str, Any] = dict(config.arguments)
     if config.kind == "math":
-        return MathReward(name, MathVerifier(timeout_s=config.timeout_s, **arguments))
+        return MathReward(name, MathVerifier(timeout_s=config.timeout_s, bench=Bench(verifiers), **arguments))
     if config.kind != "task":
         return VerifierReward(name, Verifier(config.kind, **arguments))
     if scorer is None:

@@ -77,34 +77,51 @@ class Keeper:
     def _batch(self, jobs: Sequence[Any], timeout_s: float, workers: int) -> list[Result]:
         results: list[Result | None] = [None] * len(jobs)
         waiting, died = deque(range(len(jobs))), set[int]()
-        while waiting or any(verifier.job is not None for verifier in self._verifiers):
-            self._assign(jobs, waiting, timeout_s, workers)
-            busy = [verifier for verifier in self._verifiers if verifier.job is not None]
-            pause = max(0.0, min(verifier.deadline for verifier in busy) - time.monotonic())
-            ready = wait([self._caller, *(verifier.connection for verifier in busy)], pause)
-            if self._caller in ready:  # it speaks only between batches: this is its end
-                raise SystemExit
-            for verifier in busy:
-                if verifier.connection in ready:
-                    self._take(verifier, results, waiting, died)
-                elif verifier.deadline <= time.monotonic():
+        while waiting or self._busy():
+            self._spread(jobs, waiting, timeout_s, workers)
+            for verifier in self._ready():
+                if verifier.deadline <= time.monotonic() and not verifier.connection.poll(0):
                     results[_job(verifier)] = ("late", f"{timeout_s:g} s")
                     self._drop(verifier)
+                else:
+                    self._take(verifier, results, waiting, died)
         assert all(result is not None for result in results), "every job has an outcome"
         return [result for result in results if result is not None]
 
-    def _assign(self, jobs: Sequence[Any], waiting: deque[int], timeout_s: float, workers: int) -> None:
-        while waiting and sum(verifier.job is not None for verifier in self._verifiers) < workers:
-            idle = next((verifier for verifier in self._verifiers if verifier.job is None), None)
-            verifier, job = idle or self._fork(), waiting.popleft()
-            verifier.job, verifier.deadline = job, time.monotonic() + timeout_s
-            try:
-                verifier.connection.send_bytes(json.dumps(jobs[job]).encode())
-            except OSError:  # it died between two jobs, which is no job's fault
-                waiting.appendleft(job)
-                self._drop(verifier)
-        if waiting and all(verifier.job is not None for verifier in self._verifiers):
+    def _busy(self) -> list[_Verifier]:
+        return [verifier for verifier in self._verifiers if verifier.job is not None]
+
+    def _ready(self) -> list[_Verifier]:
+        """Wait until verifiers have answered, or the first is late; these."""
+        busy = self._busy()
+        if not busy:
+            return []
+        pause = min(verifier.deadline for verifier in busy) - time.monotonic()
+        answered = wait([self._caller, *(verifier.connection for verifier in busy)], max(0.0, pause))
+        if self._caller in answered:  # it speaks only between batches: this is its end
+            raise SystemExit
+        now = time.monotonic()
+        return [verifier for verifier in busy if verifier.connection in answered or verifier.deadline <= now]
+
+    def _spread(self, jobs: Sequence[Any], waiting: deque[int], timeout_s: float, workers: int) -> None:
+        while waiting and len(self._busy()) < workers:
+            self._assign(jobs, waiting, timeout_s)
+        if waiting and len(self._busy()) == len(self._verifiers):
             self._fork()
+        self._bury()
+
+    def _assign(self, jobs: Sequence[Any], waiting: deque[int], timeout_s: float) -> None:
+        """Give the next job to a verifier that is idle, or to a new one."""
+        idle = next((verifier for verifier in self._verifiers if verifier.job is None), None)
+        verifier, job = idle or self._fork(), waiting.popleft()
+        verifier.job, verifier.deadline = job, time.monotonic() + timeout_s
+        try:
+            verifier.connection.send_bytes(json.dumps(jobs[job]).encode())
+        except OSError:  # it died between two jobs, which is no job's fault
+            waiting.appendleft(job)
+            self._drop(verifier)
+
+    def _bury(self) -> None:
         self._ended = {pid for pid in self._ended if os.waitpid(pid, os.WNOHANG)[0] == 0}
 
     def _take(self, verifier: _Verifier, results: list[Result | None], waiting: deque[int], died: set[int]) -> None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from paceline.rewards.bench import Bench, Job, Outcome
 from paceline.rewards.boxes import Answer, after_marker, find_answer
-from paceline.rewards.forms import Value, plain_number, read_number
+from paceline.rewards.forms import Value
 from paceline.rewards.numbers import Percent
+from paceline.rewards.reading import plain_number, read_number
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Score
 
-MOST_WORKERS = 64
 _SHOWN = 200
 _REASONS = {"late": "not compared in time", "memory": "out of memory", "incomparable": "not comparable"}
 
@@ -36,14 +36,13 @@ def maths_answer(text: str, marker: str | None = None) -> Answer:
 class MathVerifier:
     """Finds and compares answers.
 
-    marker: see `maths_answer`. percent: see `numbers.equal`. timeout_s: seconds for one answer. workers: verifier processes side by side.
-    Raises ConfigError for settings without meaning.
+    marker: see `maths_answer`. percent: see `numbers.equal`. timeout_s: seconds for one answer. bench: the processes that
+    compare; default: one of its own. Raises ConfigError for settings without meaning.
     """
 
     marker: str | None = None
     percent: Percent = "loose"
     timeout_s: float = 10.0
-    workers: int = 1
     bench: Bench | None = None
 
     def __post_init__(self) -> None:
@@ -51,9 +50,11 @@ class MathVerifier:
             raise ConfigError(f"percent = {self.percent!r}: one of loose, strict")
         if self.marker is not None and not (isinstance(self.marker, str) and self.marker.strip()):
             raise ConfigError(f"marker = {self.marker!r}: text that stands before the answer, or nothing at all")
-        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or not 1 <= self.workers <= MOST_WORKERS:
-            raise ConfigError(f"workers = {self.workers!r}: a whole number from 1 to {MOST_WORKERS}")
-        self._bench = self.bench or Bench(self.workers)
+        self._bench = self.bench or Bench()
+
+    def prepare(self) -> None:
+        """Start the verifier processes."""
+        self._bench.start()
 
     def problems(self, golds: Sequence[str | None]) -> list[str | None]:
         """What is wrong with each gold, None where nothing is: no answer in it, no reading, or no value."""

@@ -40,6 +40,7 @@ _CHARACTERS = {
     "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}", "\u2153": r"\frac{1}{3}", "\u2154": r"\frac{2}{3}",
     **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
 }  # fmt: skip
+_ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1}
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207f", "0123456789-n")
 _ALIASES = {
     "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom", "leq": r"\le ", "leqslant": r"\le ",
@@ -334,24 +335,19 @@ class _Writer:
         return inner
 
     def _argument(self, signed: bool = False) -> str:
-        """What a command or a power takes: a group, a command, a number after `^`, one digit or letter."""
+        """What a command or a power takes: a group, a command with its own arguments, one digit or letter; `signed`: a whole number."""
         rest = self._text[self._at :].lstrip()
         self._at = len(self._text) - len(rest)
         if not rest:
             raise Unreadable("argument missing")
-        if rest[0] == "{" or (signed and rest[0] == "("):
+        if rest[0] in "{(":
             return self._group()
         match = re.match(r"\\[A-Za-z]+", rest) or (re.match(r"[-+]?(?:\d+|[A-Za-z]|\\[A-Za-z]+)", rest) if signed else None)
-        if match is None and rest[0] == "(":
-            return self._group()
         taken = match.group() if match else rest[0]
-        self._at += len(taken)
-        if taken in (r"\frac", r"\sqrt", r"\binom"):
-            start = self._at - len(taken)
-            for _ in range(1 if taken == r"\sqrt" else 2):
-                self._argument()
-            return self._text[start : self._at]
-        return taken
+        start, self._at = self._at, self._at + len(taken)
+        for _ in range(_ARGUMENTS.get(taken, 0)):
+            self._argument()
+        return self._text[start : self._at]
 
 
 def exact(match: re.Match[str]) -> str:

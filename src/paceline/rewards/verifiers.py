@@ -49,6 +49,10 @@ class MathReward:
     name: str
     verifier: MathVerifier
 
+    def prepare(self) -> None:
+        """Start the verifier processes."""
+        self.verifier.prepare()
+
     def problems(self, prompts: Sequence[Prompt]) -> Sequence[str | None]:
         """What is wrong with the gold of each row, None where nothing is."""
         return self.verifier.problems([prompt.gold for prompt in prompts])

@@ -70,6 +70,8 @@ class Settings:
     keep_last: int
     train_timeout_s: float
     """Deadline of a dispatch and of a step; every other call has answer_timeout_s."""
+    reward_deadline_s_per_answer: float = 0.0
+    """Added to reward_deadline_s for each answer that is judged together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,9 @@ class Session:
         self._source = Source(task, lineage.resume, board, post)
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
-        self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
+        self._reward = RewardFleet(
+            rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post, settings.reward_deadline_s_per_answer
+        )
         self._training = Training(
             self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
         )
