@@ -148,7 +148,14 @@ def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop, verifiers: 
         if config.function is None:
             raise ConfigError("reward.function is missing: kind = 'function' needs `module:function` or `path/to/file.py:function`")
         function = resolve(config.function)
-        return FunctionReward(function, name=config.name, arguments=config.arguments, timeout_s=config.timeout_s, loop=loop)
+        return FunctionReward(
+            function,
+            name=config.name,
+            signature=config.signature or "trl",
+            arguments=config.arguments,
+            timeout_s=config.timeout_s,
+            loop=loop,
+        )
     if config.function is not None:
         raise ConfigError(f"reward.function = {config.function!r} has no effect with kind = {config.kind!r}")
     name = config.name or config.kind
