@@ -17,17 +17,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.config.schema import RewardConfig
-from paceline.rewards import extract, load_judge, verify
+from paceline.rewards import Judge, Part, extract, verify
 from paceline.rewards.bench import Bench, Job
 from paceline.rewards.boxes import last_box
 from paceline.rewards.equivalence import check, same
 from paceline.rewards.maths import MathVerifier, maths_answer
 from paceline.rewards.spelling import Unreadable
+from paceline.rewards.verifiers import MathReward
+from paceline.rewards.worker import create
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Trajectory
 
 IDS = np.arange(3, dtype=np.int32)
+BENCH = Bench(2)
+"""Two verifiers for the tests of this file, started by the first that needs them."""
 THIRD = r"The answer is \boxed{\frac{1}{3}}"
 NESTED = "\\sqrt{" * 2000 + "2" + "}" * 2000
 HOSTILE = [
@@ -203,3 +206,165 @@ def test_what_has_no_single_reading_is_refused(text: str) -> None:
 def test_a_gold_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
         check(text)
+
+
+# --- golds, reasons, settings
+
+
+def test_golds_that_cannot_be_compared_are_listed_with_their_rows_before_anything_is_generated() -> None:
+    judge = Judge([Part(MathReward("math", MathVerifier(timeout_s=1.0, bench=BENCH)))])
+    golds = ["4", r"\frac{1}{2}", r"\frac{1}{0}", None, "3 4", r"\boxed{", "10^{10^{10}}", r"x \in [0, 1)"]
+    with pytest.raises(RewardError) as caught:
+        judge.check([Prompt(i, i, IDS, "q", gold, {}, "sums") for i, gold in enumerate(golds)])
+    said = str(caught.value)
+    assert "5 rows cannot be judged" in said
+    for row, why in (
+        (2, "an expression without a value"),
+        (3, "task.gold_column"),
+        (4, "two numbers side by side"),
+        (5, "unterminated box"),
+        (6, "not compared in time"),
+    ):
+        assert f"row {row} of sums, reward math: " in said
+        assert why in next(line for line in said.splitlines() if line.startswith(f"row {row} "))
+
+
+def test_a_bad_gold_is_an_error_and_never_a_zero() -> None:
+    for gold in (r"\foo", "", r"\boxed{}"):
+        with pytest.raises(RewardError, match="gold"):
+            verify(gold, r"\boxed{1}", kind="math")
+
+
+def test_every_score_says_why_and_what_was_read() -> None:
+    texts = [r"\boxed{\frac{2}{4}}", r"\boxed{7}", r"\boxed{3 4}", r"\boxed{", r"\boxed{" + "x" * 3000 + "}", r"\boxed{999999999!}"]
+    scores = MathVerifier(timeout_s=0.5, bench=BENCH).scores([("0.5", text) for text in texts])
+    assert [(s.value, s.reason, s.parsed) for s in scores] == [
+        (1.0, "", True),
+        (0.0, "wrong", True),
+        (0.0, "unreadable", False),
+        (0.0, "unterminated box", False),
+        (0.0, "too long", False),
+        (0.0, "not compared in time", False),
+    ]
+    assert [s.extracted for s in scores[:3]] == [r"\frac{2}{4}", "7", "3 4"]
+
+
+@pytest.mark.parametrize("settings", [{"percent": "no"}, {"marker": " "}, {"marker": 3}])
+def test_settings_without_meaning_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        MathVerifier(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="which"):
+        verify("1", "1", kind="math", which="first")
+    with pytest.raises(ConfigError, match="which"):
+        extract("1", kind="math", which="first")
+
+
+# --- processes
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _third() -> float:
+    return verify(r"\frac{1}{3}", THIRD, kind="math")
+
+
+def test_verify_gives_the_same_in_main_thread_thread_process_and_event_loop() -> None:
+    async def inside() -> float:
+        return await asyncio.to_thread(_third) * _third()
+
+    results = [_third(), asyncio.run(inside())]
+    thread = threading.Thread(target=lambda: results.append(_third()))
+    thread.start()
+    thread.join()
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        results.append(pool.submit(verify, r"\frac{1}{3}", THIRD, kind="math").result())
+    assert results == [1.0] * 4
+    assert _third() == 1.0, "a forked copy leaves the processes of this one alone"
+
+
+def test_64_hostile_answers_cost_their_deadlines_and_the_next_batch_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    BENCH.start()
+    deadline, workers = 0.2, 2
+    texts = [*(HOSTILE * 5)[:60], r"\boxed{\frac{1}{2}}", r"\boxed{0.5}", r"\boxed{1}", ""]
+    start = time.monotonic()
+    scores = MathVerifier(timeout_s=deadline, bench=BENCH).scores([(r"\frac12", text) for text in texts])
+    assert time.monotonic() - start < deadline * len(texts) / workers + 2
+    assert [score.value for score in scores] == [0.0] * 60 + [1.0, 1.0, 0.0, 0.0]
+    assert all(score.reason for score in scores[:60])
+    normal = MathVerifier(bench=BENCH).scores([(r"\sqrt{8}", r"\boxed{2\sqrt2}")] * 3 + [("1", r"\boxed{2}")])
+    assert [score.value for score in normal] == [1.0, 1.0, 1.0, 0.0]
+    assert os.listdir(tmp_path) == []
+
+
+def test_five_thousand_digits_are_compared_without_an_exception() -> None:
+    digits = "7" * 5000
+    assert verify(digits, rf"\boxed{{{digits}}}", kind="math") == 1.0
+    assert verify(digits, digits, kind="math") == 1.0
+    assert verify(digits, rf"\boxed{{{digits[:-1]}8}}", kind="math") == 0.0
+    assert verify("x", digits, kind="math") == 0.0
+    assert verify(r"\frac{1}{2}", digits + "+1", kind="math") == 0.0
+
+
+def test_finding_an_answer_in_a_megabyte_of_anything_is_quick() -> None:
+    start = time.monotonic()
+    for piece in (r"\(", "$", ".*", "_", "*", "answer ", "\\boxed{", "{}", "\n", "`", "and ", "####"):
+        maths_answer(piece * (1_000_000 // len(piece)))
+        maths_answer("answer is " + piece * (1_000_000 // len(piece)))
+    assert time.monotonic() - start < 10
+
+
+def test_memory_is_limited_and_running_out_of_it_costs_nothing_but_the_answer() -> None:
+    bench = Bench(memory_mib=4)
+    try:
+        first, second = bench.compare([Job("1", "7^{10000000}"), Job("1/2", r"\frac12")], timeout_s=60)
+        assert (first.status, second.status) == ("memory", "right")
+    finally:
+        bench.close()
+
+
+@pytest.mark.skipif(not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists(), reason="needs the children files of Linux")
+def test_lost_processes_are_replaced_and_a_job_that_loses_two_is_an_error() -> None:
+    bench = Bench()
+    try:
+        assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
+        assert bench._keeper is not None
+        (verifier,) = children(bench._keeper.pid)
+        os.kill(verifier, signal.SIGKILL)
+        assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right", "a verifier that died idle is nobody's fault"
+        killer = threading.Thread(target=_kill_verifiers, args=(bench._keeper.pid, 2))
+        killer.start()
+        lost = bench.compare([Job("1/2", "999999999!")], 30)
+        killer.join()
+        assert lost[0].status == "lost"
+        keeper = bench._keeper.pid
+        os.kill(keeper, signal.SIGKILL)
+        assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
+        assert bench._keeper.pid != keeper
+    finally:
+        bench.close()
+
+
+def _kill_verifiers(keeper: int, times: int) -> None:
+    """Kill the verifier that computes, `times` times in a row."""
+    for _ in range(times):
+        busy: list[int] = []
+        while not busy:
+            time.sleep(0.05)
+            busy = [pid for pid in children(keeper) if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"]
+        os.kill(busy[0], signal.SIGKILL)
+
+
+def test_a_reward_worker_judges_a_group_in_order_and_names_the_row_of_a_bad_gold() -> None:
+    body = create([{"kind": "math"}], verifiers=2)
+    try:
+        body.call("check", [prompt("4"), prompt(r"\frac{1}{2}")])
+        group = body.call("score", prompt(r"\frac{1}{2}"), samples(r"\boxed{0.5}", "", r"\boxed{\frac{2}{4}}", r"\boxed{2}"))
+        assert group.rewards == (1.0, 0.0, 1.0, 0.0)
+        assert [score.reason for score in group.scores["math"]] == ["", "no answer", "", "wrong"]
+        with pytest.raises(RewardError, match=r"reward math on row 7 of sums: gold '\\\\foo' cannot be read as mathematics"):
+            body.call("score", prompt(r"\foo"), samples(r"\boxed{0.5}"))
+    finally:
+        body.close()
