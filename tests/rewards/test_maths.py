@@ -208,6 +208,36 @@ def test_a_gold_without_a_value_is_refused(text: str) -> None:
         check(text)
 
 
+# Completions as they came, each with its gold: found and compared in one go.
+JUDGED = [
+    (r"\frac{1}{3}", r"so it is \boxed{\frac{1}{3}}", 1),
+    (r"\sqrt{\frac{2}{3}}+1", r"\boxed{1+\sqrt{\frac{2}{3}}}", 1),
+    ("x^8", r"\boxed{x^{2^{3}}}", 1),
+    ("840", r"therefore \boxed{840}., but ... **Final Answer** \boxed{840}", 1),
+    ("4", r"answer \boxed{004} ... sum is 2,552,004 ... \boxed{004}", 1),
+    ("7", r"\boxed{5} no wait \boxed{7}", 1),
+    ("7", r"\boxed{7} no wait \boxed{5}", 0),
+    ("7", r"\boxed{7} no wait \boxed{5", 0),
+    ("3*x-1*y+13=0", "3x + 4y + 14=0", 0),
+    ("3*x-1*y+13=0", "6x - 2y = -26", 1),
+    ("73", "437 + 2*234 = 905 ... Final Answer: **73**", 1),
+    ("73", "Final Answer: 73!", 1),
+    (r"28\%", r"\boxed{28 \text{ percent}}", 1),
+    ("(0, 12.5)", r"\boxed{0 < x < 12.5}", 1),
+    ("(1,2)", r"\boxed{(2,1)}", 0),
+    (r"\boxed{12}", r"\(\boxed{12}\)", 1),
+    ("$18$", "The answer is $18$.", 1),
+    ("120", "The answer is 5!", 0),
+    ("120", r"\boxed{5!}", 1),
+    ("5", "so there are five of them", 0),
+]
+
+
+def test_completions_are_judged_as_a_reader_would_judge_them() -> None:
+    scores = MathVerifier(bench=BENCH).scores([(gold, text) for gold, text, _ in JUDGED])
+    assert [text for (_, text, right), score in zip(JUDGED, scores, strict=True) if score.value != right] == []
+
+
 # --- golds, reasons, settings
 
 
@@ -330,19 +360,18 @@ def test_lost_processes_are_replaced_and_a_job_that_loses_two_is_an_error() -> N
     bench = Bench()
     try:
         assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
-        assert bench._keeper is not None
-        (verifier,) = children(bench._keeper.pid)
+        (verifier,) = children(bench.pid)
         os.kill(verifier, signal.SIGKILL)
         assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right", "a verifier that died idle is nobody's fault"
-        killer = threading.Thread(target=_kill_verifiers, args=(bench._keeper.pid, 2))
+        killer = threading.Thread(target=_kill_verifiers, args=(bench.pid, 2))
         killer.start()
         lost = bench.compare([Job("1/2", "999999999!")], 30)
         killer.join()
         assert lost[0].status == "lost"
-        keeper = bench._keeper.pid
+        keeper = bench.pid
         os.kill(keeper, signal.SIGKILL)
         assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
-        assert bench._keeper.pid != keeper
+        assert bench.pid != keeper
     finally:
         bench.close()
 

@@ -72,6 +72,13 @@ class Bench:
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
 
+    @property
+    def pid(self) -> int:
+        """The keeper's process. Raises RewardError when none is up."""
+        if self._keeper is None:
+            raise RewardError("the verifiers are not started")
+        return self._keeper.pid
+
     def start(self) -> None:
         """Start the keeper and load the algebra (seconds), unless that is done. Raises RewardError when it does not come up."""
         with self._lock:

@@ -146,7 +146,10 @@ def _proportional(a: Relation, b: Relation) -> bool:
     turned = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
     if not (a.right_text and b.right_text):
         return False
-    first, second = (expression(f"({r.left})-({r.right_text})") for r in (a, b))
+    try:
+        first, second = (expression(f"({r.left})-({r.right_text})") for r in (a, b))
+    except Unreadable:  # a side that is a name in words, a tuple, a list
+        return False
     ratio = _ratio(first, second)
     if ratio is None or ratio == 0:
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import logging
 import os
 import resource
 import signal
@@ -62,6 +63,7 @@ class Keeper:
 
     def serve(self) -> None:
         """Answer batches until the caller closes the connection."""
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its alarms are off, which is meant so
         for text in WARM_UP:
             check(text)
         gc.freeze()  # what is loaded is shared with the verifiers as long as nobody writes to it
