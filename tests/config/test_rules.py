@@ -109,6 +109,8 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("gold_to_compare_with", ("task.kind=file", "task.path=a.jsonl")),
     ("batch_std_sees_the_update", (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=4")),
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
+    ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
+    ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
@@ -117,6 +119,8 @@ WARNED: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 ALLOWED: list[tuple[str, ...]] = [
+    (*MULTI, "rollout.versions_held=2"),
+    (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,
     HELD_OUT,
     FILE,

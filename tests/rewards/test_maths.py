@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -374,6 +376,23 @@ def test_lost_processes_are_replaced_and_a_job_that_loses_two_is_an_error() -> N
         assert bench.pid != keeper
     finally:
         bench.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_process_outlives_the_one_that_started_it_even_in_the_middle_of_a_comparison() -> None:
+    program = (
+        "from paceline.rewards.bench import Bench, Job; bench = Bench(); bench.start(); print(bench.pid, flush=True);"
+        "bench.compare([Job('1/2', '999999999!')], 60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        keeper = int(caller.stdout.readline())
+        pids = [keeper, *children(keeper)]
+        caller.kill()
+    end = time.monotonic() + 20
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
 
 
 def _kill_verifiers(keeper: int, times: int) -> None:

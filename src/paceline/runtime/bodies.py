@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights
+from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState
 from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.records import Trajectory
 
 
-class RolloutEngine(Engine, Cancels, HoldsWeights, Protocol):
+class RolloutEngine(Engine, Cancels, HoldsWeights, MovesState, Protocol):
     """All that a rollout worker needs of its engine."""
 
 
@@ -21,7 +21,7 @@ class FullTrainer(Trainer, Publishes, Checkpoints, Protocol):
 class RolloutBody:
     """Steps the engine while it has work; what ends is a report."""
 
-    METHODS = frozenset({"submit", "abort", "load", "probe", "info", "load_state"})
+    METHODS = frozenset({"submit", "abort", "load", "probe", "info", "load_state", "hand_over", "take_in"})
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
