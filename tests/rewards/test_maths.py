@@ -137,16 +137,17 @@ SAME = {
     "units": [("36", r"36\text{ cm}"), ("36 cm", r"36\mathrm{cm}"), ("36 square meters", r"36\text{ m}^2"), (r"5\text{ m}", "5 m"), ("5 apples", "5"), (r"90^\circ", "90"), (r"\$32", "32 dollars"), (r"3\sqrt{2}\text{ units}", r"3\sqrt 2"), ("2516_8", "2516")],
     "lists and sets": [("1,2", "2,1"), ("1,2", r"\{2, 1\}"), (r"\{1,1,2\}", r"\{1,2\}"), (r"12 \text{ and } 13", "13, 12"), (r"\pm 2", "2,-2"), (r"1\pm\sqrt3", r"1+\sqrt3, 1-\sqrt3"), (r"\emptyset", r"\{\}")],
     "tuples": [("(1,2)", "( 1, 2 )"), ("(1,234)", "(1, 234)"), (r"\langle 1,2\rangle", "(1,2)"), (r"\left(\frac12, 3\right)", "(0.5,3)"), ("1:2:3", "1 : 2 : 3"), ("3:4", "6:8")],
+    "conditions": [(r"x\geq 3 \text{ and } x\leq 5", "[3,5]"), (r"\{x \mid x>2\}", r"(2,\infty)"), (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt5, 1-\sqrt5")],
     "intervals": [("(0, 12.5)", "0 < x < 12.5"), ("x>3", r"(3,\infty)"), ("3<x", "x>3"), (r"x \in [1,2)", "[1,2)"), (r"(-\infty,1)\cup(2,\infty)", "x<1 or x>2"), (r"(2,\infty)\cup(-\infty,1)", r"(-\infty,1)\cup(2,\infty)"), (r"(-\infty,\infty)", r"\mathbb{R}")],
     "equations": [("x=2", "2"), ("2x=4", "x=2"), ("y=2x+3", "2x+3"), ("2x+3=y", "y=3+2x"), ("x=2 or x=3", "2,3"), ("x=2, 3", "3, 2"), ("x=1,y=2", "y=2,x=1"), ("f(x)=x^2", "x^2"), ("1+1=2", "2"), ("2x+1>3", "-2x-1<-3"), (r"x \ne 2", r"x\neq 2"), ("(x,y)=(1,2)", "(1,2)")],
     "matrices": [(r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&\frac{8}{2}\end{bmatrix}")],
-    "words": [("east", r"\text{East}"), ("(C)", "C"), (r"\text{(C)}", r"\textbf{(C)}"), ("no", "No"), (r"\text{no solution}", "No solution")],
+    "words": [("east", r"\text{East}"), ("(C)", "C"), (r"\text{(C)}", r"\textbf{(C)}"), ("no", "No"), (r"\text{no solution}", "No solution"), ("A and B", "B, A")],
     "unknown functions": [("f(x)+1", "1+f(x)")],
     "approximately": [(r"\frac{1}{3} \approx 0.333", "1/3")],
 }  # fmt: skip
 DIFFERENT = {
     "no tolerance": [("1e-9", "0"), ("0.333333", "1/3"), ("3.14", r"\pi"), ("x^2+2x+1", "(x+1)^2+10^{-9}"), (r"\sqrt{2}+10^{-60}", r"\sqrt{2}"), ("10^{400}", "10^{400}+1"), ("12345678901234567890", "12345678901234567891")],
-    "equations": [("3*x-1*y+13=0", "3x + 4y + 14=0"), ("x=2", "y=2"), ("2x=4", "2"), ("x=1,y=2", "(1,2)"), ("2x+1>3", "2x+1<3"), ("x<3", "x>3"), ("x^2=4", "x=2")],
+    "equations": [("3*x-1*y+13=0", "3x + 4y + 14=0"), ("x=2", "y=2"), ("2x=4", "2"), ("x=1,y=2", "(1,2)"), ("2x+1>3", "2x+1<3"), ("x<3", "x>3"), ("x<3 and x>1", "x<3 or x>1"), ("x^2=4", "x=2")],
     "brackets": [("(0,1)", "[0,1]"), ("[1,2)", "[1,2]"), ("(1,2)", "(2,1)"), ("(1,2)", "1,2"), ("1, 234", "1234"), ("1:2:3", "2:4:6"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)")],
     "units": [(r"36\text{ m}", r"36\text{ cm}"), ("36 cm^2", "36 cm"), ("2ab", "2"), ("2516_8", "2516_7"), (r"\frac{\pi}{3}", r"60^\circ"), ("€5", r"\$5")],
     "letters": [("A", "a"), ("east", "seat"), ("B", "C"), ("yes", "no"), ("-x", "x"), (r"\sqrt{x^2}", "x"), ("I", "i")],
@@ -208,6 +209,21 @@ def test_what_has_no_single_reading_is_refused(text: str) -> None:
 def test_a_gold_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
         check(text)
+
+
+# Golds as data sets write them, beyond those above.
+GOLDS = [
+    "4210_{5}", r"11\text{ inches}^2", "3,\\!000", r"r = 2 \sin \theta", "(x-3)^2+(y+1)^2=4", r"\left[ \frac{\pi^4}{16}, \infty\right)", r"\{1\pm\sqrt{5},-2\}",
+    r"\tan^{-1}\frac12", r"\begin{pmatrix} 1/5 & 0\\ 0 & 1 \end{pmatrix}", r"\left(\frac{1}{2}, -\frac{3}{2}\right)", r"\text{A, B, D}", r"\frac{\pi}{6}+2k\pi",
+    "f^{-1}(x)=\\frac{x-1}{2}", r"\vec{v}", r"\overline{AB}", r"\angle ABC", r"\mathbb{Z}", r"\{x \mid x>2\}", r"5\sqrt{2}\ \text{units}", r"60\ mph", r"\$5\text{ per hour}",
+    r"32^\circ\text{F}", r"\frac{1}{4}\%", r"x\geq 3 \text{ and } x\leq 5", "-1\\le x\\le 1", r"\{(1,2),(3,4)\}", r"5\text{th}", "x^2+C", r"\text{no solution}", "7:30",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gold", GOLDS)
+def test_golds_as_data_sets_write_them_are_read(gold: str) -> None:
+    check(gold)
+    assert same(gold, gold)
 
 
 # Completions as they came, each with its gold: found and compared in one go.

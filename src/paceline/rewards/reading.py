@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from paceline.rewards.forms import Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
@@ -18,20 +18,27 @@ _PLAIN = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _NAME = re.compile(
     rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK, key=len, reverse=True))}))\s*'*\s*(?:_\s*(?:\{{[^{{}}]*\}}|[A-Za-z0-9]))?"
-    r"(?:\s*\(\s*[A-Za-z]\s*(?:,\s*[A-Za-z]\s*)*\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\)|\\text\{[^{}]*\}"
+    r"(?:\^\{-1\})?(?:\s*\(\s*[A-Za-z]\s*(?:,\s*[A-Za-z]\s*)*\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\)|\\text\{[^{}]*\}"
 )
 _SEPARATOR = re.compile(r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _COMMA = re.compile("[,;]")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[<>=]")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _RATIO = re.compile(":")
 _COMMAND = re.compile(r"\\begin\{(\w+)\}.*?\\end\{\1\}|\\langle.*?\\rangle|\\[A-Za-z]+|\\.", re.DOTALL)
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*")
 _SHORT_WORDS = frozenset({"no", "or", "on", "at", "up"})
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix)\}(.*)\\end\{\1\}", re.DOTALL)
+_BUILDER = re.compile(r"([A-Za-z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid(?![A-Za-z])|\||:)(.*)", re.DOTALL)
 _INFINITE = Row("(", ")", (Value(r"-\infty"), Value(r"\infty")))
-_KNOWN: dict[str, Form] = {r"\emptyset": Listing(()), r"\mathbb{R}": Ranges((_INFINITE,)), r"\mathbb R": Ranges((_INFINITE,))}
+_KNOWN: dict[str, Form] = {
+    r"\emptyset": Listing(()),
+    r"\mathbb{R}": Ranges((_INFINITE,)),
+    r"\mathbb R": Ranges((_INFINITE,)),
+    **{rf"\mathbb{{{letter}}}": Words(rf"\mathbb{letter}") for letter in "NZQC"},
+}
 
 
 def read(text: str) -> Form:
@@ -81,7 +88,7 @@ def _read(text: str) -> Form:
         return words
     parts, marks = _cut(text, _SEPARATOR)
     if marks:
-        return _listing([_read(part) for part in parts if part])  # `1, 2, and 3` has an empty part
+        return _listing(_spliced(part for part in parts if part), "".join(marks))  # `1, 2, and 3` has an empty part
     sides, signs = _cut(text, _RELATION)
     if signs:
         return _relation(sides, signs)
@@ -99,7 +106,7 @@ def _words(text: str) -> Words | None:
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" .")
     if not _WORDS.fullmatch(bare):
         return None
-    longest = max(len(word) for word in re.split(r"[\s,]+", bare))
+    longest = max((len(word) for word in re.split(r"[\s,]+", bare) if word.casefold() not in ("and", "or")), default=0)
     if longest >= 3 or bare.casefold() in _SHORT_WORDS or (r"\text" in text and bare.isalpha()):
         return Words(" ".join(bare.casefold().replace(",", " ").split()))
     return None
@@ -147,12 +154,34 @@ def _groups_digits(text: str, i: int) -> bool:
     return before is not None and re.match(r",\d{3}(?:,\d{3})*(?!\d|,\d)", text[i:]) is not None
 
 
-def _listing(items: Sequence[Form]) -> Form:
+def _spliced(parts: Iterable[str]) -> list[Form]:
+    """The shapes of several parts; the two values of a plus-minus sign count as two."""
+    forms: list[Form] = []
+    for part in parts:
+        form = _read(part)
+        forms.extend(form.items if isinstance(form, Listing) and _PLUS_MINUS.search(part) else (form,))
+    return forms
+
+
+def _listing(items: Sequence[Form], marks: str) -> Form:
     if not items:
         raise Unreadable("empty list")
-    if any(isinstance(item, Ranges) for item in items) and all(as_ranges(item) for item in items):
-        return _union(items)
+    either, both = "or" in marks, "and" in marks
+    if all(isinstance(item, Ranges) for item in items) and (either or both):
+        if either and both:
+            raise Unreadable("inequalities joined by and, and by or")
+        return _union(items) if either else _overlap(_union(items))
     return _named(items) or (Listing(tuple(items)) if len(items) > 1 else items[0])
+
+
+def _overlap(halves: Ranges) -> Ranges:
+    """`x > 1 and x < 3`: an interval from two half-lines that face each other."""
+    minus, plus = _INFINITE.items
+    if len(halves.items) == 2 and halves.name:
+        for low, high in (halves.items, halves.items[::-1]):
+            if low.items[1] == plus and high.items[0] == minus:
+                return Ranges((Row(low.left, high.right, (low.items[0], high.items[1])),), halves.name)
+    raise Unreadable("inequalities that are no interval")
 
 
 def _named(items: Sequence[Form]) -> Relation | None:
@@ -259,9 +288,17 @@ def _bracketed(text: str) -> Form | None:
 def _set_or_tuple(text: str) -> Form | None:
     if text.startswith("\\"):
         inner = text[2:-2].strip()
-        return Listing(_elements(inner) if inner else ())
+        builder = _BUILDER.fullmatch(inner)
+        return _condition(builder[1], _read(builder[2].strip())) if builder else Listing(_elements(inner) if inner else ())
     items = _elements(text[1:-1])
     return Row(text[0], text[-1], items) if len(items) > 1 else None
+
+
+def _condition(name: str, form: Form) -> Ranges:
+    """`\\{x \\mid x > 2\\}`: the interval of its condition."""
+    if isinstance(form, Ranges) and form.name == name:
+        return form
+    raise Unreadable("set with a condition")
 
 
 def _matrix(inner: str) -> Row:
@@ -276,11 +313,11 @@ def _elements(inner: str) -> tuple[Form, ...]:
     """Elements between brackets. There every comma separates, unless others have a space after them: then `1,234` is one number."""
     if not re.search(r",\s", inner):
         inner = re.sub(r"(?<!\{),(?!\})", ", ", inner)
-    return tuple(_read(part) for part in _cut(inner, _COMMA)[0])
+    return tuple(_spliced(_cut(inner, _COMMA)[0]))
 
 
 def _plus_minus(text: str) -> Form | None:
-    if not re.search(r"\\[pm]{2}(?![A-Za-z])", text):
+    if not _PLUS_MINUS.search(text):
         return None
     signs = (("+", "-"), ("-", "+"))
     return Listing(tuple(_value(re.sub(r"\\pm(?![A-Za-z])", upper, re.sub(r"\\mp(?![A-Za-z])", lower, text))) for upper, lower in signs))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 LONGEST = 2_000
 """Characters of an answer that is more than one number, at most."""
@@ -28,6 +29,8 @@ GREEK = frozenset(
         "psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell"
     )
 )
+DECORATIONS = _listed("vec hat bar overline overrightarrow angle triangle")
+"""Commands that make one name of the letters after them."""
 APPLIED = frozenset("fghFGHPQ")
 """Letters that name a function when a bracket follows; any other letter is a factor."""
 
@@ -76,8 +79,9 @@ def clean(text: str) -> str:
     text = re.sub(r"\u221a\s*(\d+|[A-Za-z])", r"\\sqrt{\1}", text).replace("\u221a", r"\sqrt ")
     text = "".join(_CHARACTERS.get(character, character) for character in text)
     text = re.sub(r"\\[()\[\]]|\$\$|(?<!\\)\$(?=[^\d]|$)", " ", text)
-    text = text.replace(r"\operatorname*", r"\operatorname")
+    text = re.sub(r"(?<!\\)\\(?= )", "", text).replace(r"\operatorname*", r"\operatorname")
     text = _COMMAND.sub(lambda m: _ALIASES.get(m[1], "\\" + m[1]), text)
+    text = re.sub(r"\\text\{\s*\}", " ", text)
     text = _FUNCTION_TEXT.sub(r"\\\1 ", text)
     text = _WORDY.sub(lambda m: "\\" + m[1].replace("infinity", "infty") + " ", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])", r"^\\circ ", text)
@@ -152,6 +156,7 @@ class _Writer:
             "infty": lambda: self._operand(r"\infty "),
             "lfloor": lambda: self._rounded("floor"),
             "lceil": lambda: self._rounded("ceil"),
+            **{name: partial(self._decorated, name) for name in DECORATIONS},
         }
 
     def write(self) -> str:
@@ -296,6 +301,14 @@ class _Writer:
         if self._text[self._at : self._at + 1] == "[":
             degree = f"[{explicit(self._group())}]"
         self._operand(rf"\sqrt{degree}{{{explicit(self._argument())}}}")
+
+    def _decorated(self, name: str) -> None:
+        """A vector, a conjugate, an angle: one name, whatever it stands for."""
+        letters = re.match(r"\s*(?:\{\s*([A-Za-z0-9 ]+)\}|([A-Za-z]+))", self._text[self._at :])
+        if letters is None:
+            raise Unreadable(f"\\{name} of an expression")
+        self._at += letters.end()
+        self._operand(rf"\text{{{name}{(letters[1] or letters[2]).replace(' ', '')}}}")
 
     def _rounded(self, name: str) -> None:
         end = self._text.find(f"\\r{name}", self._at)

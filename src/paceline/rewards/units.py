@@ -20,6 +20,7 @@ _POWER = r"\s*(?:\^\s*\{?\s*([23])\s*\}?)?$"
 _IN_TEXT = re.compile(r"\s*\\text\{\s*([A-Za-z][A-Za-z .'/^0-9]*?)[\s.]*\}" + _POWER)
 _DEGREE = re.compile(r"\s*\^\\circ\s*(?:\\text\{\s*[CF]\s*\})?$")
 _WORD = re.compile(r"(\s*)(?<![A-Za-z\\])((?:(?:square|sq|cubic)\s+)?[A-Za-z]{2,}(?:(?:\s+(?:per|of)\s+|/)[A-Za-z]+)?)" + _POWER)
+_ENDS_A_VALUE = re.compile(r"(?:[\d})\]!]|\\pi)\s*$")
 _SQUARED = re.compile(r"(square|sq|cubic)\.?\s+(.*)|(.*?)\^([23])")
 _CURRENCY = re.compile(r"^([-+]?)\s*(?:\\?\$|([€£¥₹]))\s*")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*%\s*\}|(?<![A-Za-z])per\s?cent)\s*$")
@@ -31,7 +32,7 @@ def without_unit(text: str) -> tuple[str, str, bool]:
     """(expression, unit in one spelling or "", whether it is a percentage). A base, as in `101_2`, counts as a unit."""
     money = _CURRENCY.match(text)
     if money:
-        return money[1] + text[money.end() :], money[2] or "$", False
+        return money[1] + _unit(text[money.end() :])[0], money[2] or "$", False  # $5 per hour is $5
     rate = _PERCENT.search(text)
     if rate:
         return text[: rate.start()], "", True
@@ -50,8 +51,9 @@ def _unit(text: str) -> tuple[str, str]:
     if named and named.start():
         return text[: named.start()], _one_spelling(named[1], named[2])
     word = _WORD.search(text)
-    if word and word.start() and not _has_variables(text[: word.start()]) and _is_unit(word):
-        return text[: word.start()], _one_spelling(word[2], word[3])
+    value = text[: word.start()] if word else ""
+    if word and _ENDS_A_VALUE.search(value) and not _has_variables(value) and _is_unit(word):
+        return value, _one_spelling(word[2], word[3])
     return text, ""
 
 
