@@ -17,6 +17,7 @@ HELD_OUT = (*GYM, "eval.task.name=chain_sum", "eval.task.seed=1000000")
 FILE = ("task.kind=file", "task.path=a.jsonl", "task.gold_column=answer")
 STREAM = (*GYM, "schedule.preset=streaming")
 MULTI = (*GYM, "schedule.preset=multiversion")
+EXACT = ("model.dtype=float32", "algorithm.correction=truncate")
 
 BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("verifiers_compare_mathematics", (*GYM, "pool.verifiers=2")),
@@ -31,6 +32,8 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("buffer_groups_no_effect", (*MULTI, "schedule.buffer_groups=16")),
     ("granularity_no_effect", (*GYM, "schedule.granularity=group")),
     ("version_window_no_effect", (*STREAM, "schedule.version_window=3")),
+    ("rebalance_s_no_effect", (*STREAM, "schedule.rebalance_s=5")),
+    ("high_kv_use_no_effect", (*GYM, "schedule.high_kv_use=0.5")),
     ("in_flight_groups_no_effect", (*GYM, "schedule.in_flight_groups=8")),
     ("refill_limit_no_effect", (*GYM, "schedule.refill_limit=5")),
     ("in_order_no_effect", (*MULTI, "schedule.in_order=true")),
@@ -87,6 +90,17 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("dual_clip_above_one", (*GYM, "algorithm.dual_clip=1.0")),
     ("dual_clip_above_one", (*GYM, "algorithm.dual_clip=0.0")),
     ("clip_low_at_most_one", (*GYM, "algorithm.clip_low=1.1")),
+    ("correction_level_no_effect", (*GYM, "algorithm.correction_level=sequence")),
+    ("correction_high_no_effect", (*GYM, "algorithm.correction_high=3.0")),
+    ("correction_low_no_effect", (*GYM, "algorithm.correction_low=0.1")),
+    ("correction_low_no_effect", (*GYM, "algorithm.correction=truncate", "algorithm.correction_low=0.1")),
+    ("clip_low_no_effect", (*GYM, "algorithm.correction=truncate", "algorithm.clip_low=0.1")),
+    ("clip_high_no_effect", (*GYM, "algorithm.correction=mask", "algorithm.clip_high=0.28")),
+    ("dual_clip_no_effect", (*GYM, "algorithm.correction=mask", "algorithm.dual_clip=3.0")),
+    ("ratio_no_effect", (*GYM, "algorithm.correction=truncate", "algorithm.ratio=sequence")),
+    ("correction_keeps_on_policy", (*GYM, "algorithm.correction=mask", "algorithm.correction_low=1.0")),
+    ("correction_keeps_on_policy", (*GYM, "algorithm.correction=reject", "algorithm.correction_high=1.0")),
+    ("correction_bound_acts", (*GYM, "algorithm.correction=truncate", "algorithm.correction_high=1e9")),
     ("kl_weight_needs_kl", (*GYM, "algorithm.kl_weight=0.1")),
     ("kl_needs_weight", (*GYM, "algorithm.kl=k3")),
     ("reference_no_effect", (*GYM, "algorithm.reference=dir")),
@@ -108,6 +122,10 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("task_scores_itself", (*FILE, "reward.0.kind=task")),
     ("gold_to_compare_with", ("task.kind=file", "task.path=a.jsonl")),
     ("batch_std_sees_the_update", (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=4")),
+    ("correction_corrects", (*GYM, *EXACT)),
+    ("correction_corrects", (*GYM, *EXACT, "schedule.groups_per_round=8", "schedule.preset=pipelined")),
+    ("correction_corrects", (*STREAM, *EXACT, "schedule.staleness=0")),
+    ("correction_corrects", (*MULTI, *EXACT, "schedule.version_window=1")),
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
     ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
     ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
@@ -116,9 +134,16 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
 WARNED: list[tuple[str, tuple[str, ...]]] = [
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
+    ("geometric_bounds_wide", (*GYM, "algorithm.correction=mask", "algorithm.correction_level=geometric")),
 ]
 
 ALLOWED: list[tuple[str, ...]] = [
+    (*GYM, "algorithm.correction=truncate"),
+    (*GYM, "algorithm.correction=reject", "algorithm.clip_high=0.28", "algorithm.ratio=sequence"),
+    (*GYM, *EXACT, "schedule.groups_per_round=16"),
+    (*STREAM, *EXACT),
+    (*STREAM, *EXACT, "schedule.staleness=0", "schedule.updates_per_publish=2"),
+    (*MULTI, *EXACT),
     (*MULTI, "rollout.versions_held=2"),
     (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,

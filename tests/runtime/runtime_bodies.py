@@ -29,16 +29,17 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given;
+    """Decodes at one of `slow` ticks only. Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given;
     says and does nothing any more after its first requests when `silent`."""
 
-    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool = False) -> None:
+    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool = False, slow: int = 1) -> None:
         super().__init__(engine)
+        self.slow, self.ticks = slow, 0
         self.silent, self.stuck = silent, False
         self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        if method == "probe" and self.no_probe:
+        if method == "serve" and self.no_probe:
             raise EngineError("cannot probe: 4 pages, 1 free")
         if (
             method == "submit"
@@ -52,7 +53,8 @@ class Rollout(RolloutBody):
         return super().call(method, *arguments)
 
     def tick(self) -> Any:
-        return None if self.stuck else super().tick()
+        self.ticks += 1
+        return None if self.stuck else () if self.ticks % self.slow else super().tick()
 
 
 def engine(
@@ -66,15 +68,20 @@ def engine(
     wrong_probe: bool = False,
     no_probe: bool = False,
     silent: bool = False,
+    slow: int = 1,
+    **options: Any,
 ) -> WorkerBody:
+    """`options`: what else the fake engine takes."""
+
     def fail(request: Request) -> str | None:
         return "out of luck" if (request.group, request.sample) == fails_on and request.attempt < failures else None
 
     def score(version: int, token: int) -> float:
         return -1.0 - ((token * 31 + version) % 7) + (0.5 if wrong_probe and version else 0.0)
 
-    extra: dict[str, Any] = {"checksum": lambda ref, location: "something else"} if wrong_checksum else {}
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once, no_probe, silent)
+    if wrong_checksum:
+        options["checksum"] = lambda ref, location: "something else"
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent, slow)
 
 
 class TrainerThat(TrainerBody):
@@ -94,8 +101,9 @@ class TrainerThat(TrainerBody):
             return self._slowly(*arguments)
         if method == "export" and self.hangs:
             return asyncio.Event().wait()
-        if method == "probe" and self.diverges and self.steps:
-            return replace(super().call(method, *arguments), logprobs=(math.nan, -1.0))
+        if method == "publish" and self.diverges and self.steps:
+            ref, probe = super().call(method, *arguments)
+            return ref, replace(probe, logprobs=(math.nan, -1.0))
         if method == "step":
             self.steps += 1
             if self.steps == self.raises_at:
@@ -110,11 +118,19 @@ def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: 
 
 
 class JudgeOf:
-    """Rewards by the length of the answer; raises or hangs on a group of training, or dies on one, only the first time if `once` is given."""
+    """Rewards by the length of the answer, equal ones for all groups or for those of one row; raises or hangs on a group of training, or dies on one, only the first time if `once` is given."""
 
     def __init__(
-        self, raises_on: int | None, hangs_on: int | None, equal: bool, rounding: bool = False, dies_on: int | None = None, once: str = ""
+        self,
+        raises_on: int | None,
+        hangs_on: int | None,
+        equal: bool,
+        rounding: bool = False,
+        dies_on: int | None = None,
+        once: str = "",
+        equal_on: int | None = None,
     ) -> None:
+        self.equal_on = equal_on
         self.dies_on, self.once = dies_on, once
         self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
@@ -134,7 +150,8 @@ class JudgeOf:
             raise SystemExit(9)
         if training and prompt.index == self.raises_on:
             raise RewardError(f"reward lengthy raised ValueError on row {prompt.row}: no")
-        values = tuple(1.0 if self.equal or len(t.ids) % 2 else 0.0 for t in trajectories)
+        equal = self.equal or prompt.row == self.equal_on
+        values = tuple(1.0 if equal or len(t.ids) % 2 else 0.0 for t in trajectories)
         if self.rounding:
             values = tuple((0.1 + 0.2, 0.3)[i % 2] for i in range(len(trajectories)))
         scores = tuple(Score(value, parsed=True) for value in values)
@@ -149,6 +166,6 @@ class JudgeOf:
 
 def judge(
     raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False, dies_on: int | None = None,
-    once: str = "",
+    once: str = "", equal_on: int | None = None,
 ) -> WorkerBody:  # fmt: skip
-    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once)
+    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once, equal_on)

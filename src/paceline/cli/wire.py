@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.lazy import OnProgress, performed
+from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
@@ -53,7 +53,6 @@ def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lam
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
-    performed(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
@@ -109,7 +108,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         session = Session(
             pool=pool,
             workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
-            settings=_settings(config),
+            settings=_settings(config, data.task),
             lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
             task=data.task,
             eval_plan=_eval_plan(config, data) if data.problems else None,
@@ -139,7 +138,7 @@ async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> Eval
     assert config.eval.task is not None
     plan = _eval_plan(config, data)
     rewards = _reward_specs(config, config.eval.task)
-    answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config), plan, on_progress)
+    answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config, None), plan, on_progress)
     return summarize(answers, model=model)
 
 
@@ -156,7 +155,7 @@ def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None,
 # --- what the runtime needs of the configuration
 
 
-def _settings(config: Config) -> Settings:
+def _settings(config: Config, task: RowTask | None) -> Settings:
     rollout, (reward_s, reward_s_per_answer) = config.rollout, reward_deadline(config)
     return Settings(
         seed=config.run.seed,
@@ -169,6 +168,7 @@ def _settings(config: Config) -> Settings:
         keep_last=config.run.keep_last,
         train_timeout_s=config.pool.train_timeout_s,
         reward_deadline_s_per_answer=reward_s_per_answer,
+        prompts=None if config.run.epochs is None or task is None else config.run.epochs * len(task),
     )
 
 
@@ -187,7 +187,7 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
     may_change = {
         "rollout": {"engine", "instances", "slots", "kv_tokens", "versions_held"},
         "algorithm": {"gap_warn", "gap_stop"},
-        "schedule": {"attempts", "on_failure"},
+        "schedule": {"attempts", "on_failure", "rebalance_s", "high_kv_use"},
         "model": set(),
     }
     for name, exclude in may_change.items():

@@ -14,7 +14,6 @@ from paceline.core.commands import Materialize
 from paceline.core.events import CommandFailed, Event, GroupMaterialized
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import PacelineError, RewardError, WorkerLost, WorkerSilent
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
 from paceline.types.signal import has_signal
@@ -29,7 +28,6 @@ class RewardFleet:
         names: Sequence[str],
         deadline_s: float,
         board: Board,
-        watch: Stopwatch,
         post: Callable[[Event], None],
         per_answer_s: float = 0.0,
     ) -> None:
@@ -39,11 +37,9 @@ class RewardFleet:
         self._deadline_s = deadline_s
         self._per_answer_s = per_answer_s
         self._board = board
-        self._watch = watch
         self._post = post
         self._free: asyncio.Queue[Seat] = asyncio.Queue()
         self._restart: Callable[[Seat, str], None] = lambda seat, reason: None
-        self.on_error: Callable[[], None] = lambda: None
 
     async def start(self, restart: Callable[[Seat, str], None]) -> None:
         """Start every worker together. `restart(seat, reason)` is called when one is lost later."""
@@ -63,10 +59,8 @@ class RewardFleet:
         prompt = self._board.prompts[command.group]
         trajectories = self._board.samples(command.group, command.samples)
         try:
-            with self._watch.during("reward"):
-                group = await self.score(prompt, trajectories)
+            group = await self.score(prompt, trajectories)
         except PacelineError as error:
-            self.on_error()
             self._post(CommandFailed(command.id, str(error)))
             return
         self._board.scored[command.group] = group
