@@ -10,7 +10,7 @@ import pytest
 from paceline.config.inspect import PACKAGED, ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
 from paceline.config.memory import memory
-from paceline.config.plan import plan, schedule
+from paceline.config.plan import plan, reward_deadline, schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.presets import DEADLINES
 from paceline.types.errors import DataError, ModelError
@@ -72,6 +72,15 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
     assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch")} == {7.0}
     assert deadlines["dispatch"] == 70.0
     assert deadlines["materialize"] == 12.0
+
+
+def test_an_answer_of_kind_math_has_its_own_deadline_and_a_group_the_sum_of_them() -> None:
+    c = config("schedule.group_size=8", "reward.0.kind=math", "reward.0.timeout_s=2", "reward.1.kind=exact", "pool.verifiers=4")
+    base, per_answer = reward_deadline(c)
+    assert per_answer == 0.5
+    assert base + 8 * per_answer >= 10.0 + 2.0 * 8 / 4
+    assert dict(schedule(c).deadlines)["materialize"] == base + 8 * per_answer
+    assert reward_deadline(config("reward.0.timeout_s=2")) == (2.0, 0.0)
 
 
 def test_an_epoch_of_128_prompts_is_16_updates_of_8_groups_and_1024_samples() -> None:

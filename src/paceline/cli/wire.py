@@ -19,6 +19,7 @@ from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
+from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.evaluation import summarize
@@ -158,7 +159,7 @@ def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None,
 
 
 def _settings(config: Config, task: RowTask | None) -> Settings:
-    rollout = config.rollout
+    rollout, (reward_s, reward_s_per_answer) = config.rollout, reward_deadline(config)
     return Settings(
         seed=config.run.seed,
         sampling=Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop, rollout.stop_ids),
@@ -166,9 +167,10 @@ def _settings(config: Config, task: RowTask | None) -> Settings:
         gap_warn=config.algorithm.gap_warn,
         answer_timeout_s=config.pool.answer_timeout_s,
         reward_names=tuple(reward_name(reward) for reward in config.reward),
-        reward_deadline_s=sum(reward.timeout_s for reward in config.reward),
+        reward_deadline_s=reward_s,
         keep_last=config.run.keep_last,
         train_timeout_s=config.pool.train_timeout_s,
+        reward_deadline_s_per_answer=reward_s_per_answer,
         prompts=None if config.run.epochs is None or task is None else config.run.epochs * len(task),
     )
 
@@ -241,6 +243,7 @@ def _reward_specs(config: Config, task: TaskConfig) -> tuple[WorkerSpec, ...]:
     arguments: dict[str, Any] = {
         "rewards": [reward.model_dump() for reward in config.reward],
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
+        "verifiers": config.pool.verifiers,
     }
     if task.kind == "reasoning_gym":
         arguments |= {"scorer": "paceline.tasks.gym:scorer", "scorer_arguments": {"name": task.name, "parameters": task.parameters}}

@@ -115,9 +115,25 @@ def _buffer(s: ScheduleConfig) -> int:
     return (s.buffer_groups or (_staleness(s) + 1) * _period(s)) if s.preset == "streaming" else 0
 
 
+VERIFIER_GRACE_S = 15.0
+"""Seconds for what is no comparison: starting the verifier processes again when they are lost."""
+
+
+def reward_deadline(config: Config) -> tuple[float, float]:
+    """Seconds that judging the answers to one prompt may take, and seconds more for each answer.
+
+    Rewards add up, since one worker may have to compute them in turn. `math` has a deadline per answer, `pool.verifiers` at a time: n
+    answers take timeout_s x ceil(n / verifiers) at most.
+    """
+    maths = sum(reward.timeout_s for reward in config.reward if reward.kind == "math")
+    calls = sum(reward.timeout_s for reward in config.reward if reward.kind != "math")
+    return calls + (maths + VERIFIER_GRACE_S if maths else 0.0), maths / config.pool.verifiers
+
+
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
-    """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
-    own = {"dispatch": config.pool.train_timeout_s, "materialize": sum(reward.timeout_s for reward in config.reward)}
+    """Waits on workers are due with the worker's answer."""
+    rewards, per_answer = reward_deadline(config)
+    own = {"dispatch": config.pool.train_timeout_s, "materialize": rewards + per_answer * config.schedule.group_size}
     return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
 
 

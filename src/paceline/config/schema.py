@@ -97,23 +97,28 @@ class TaskConfig(Section):
 class RewardConfig(Section):
     """One reward function; several are summed with their weights."""
 
-    kind: Literal["exact", "numeric", "task", "function"] = "numeric"
-    """`exact`, `numeric`, `task` = the task's own scorer (reasoning-gym), `function` = yours."""
+    kind: Literal["math", "numeric", "exact", "task", "function"] = "numeric"
+    """`math` = equal as mathematics, `numeric` = one number, exactly, `exact` = the same text, `task` = the task's own scorer
+    (reasoning-gym), `function` = yours."""
     weight: float = 1.0
     """Factor in the sum of rewards; 0 = computed and logged only."""
     name: str | None = None
     """Name in metrics; default: the kind, or the function's name."""
     function: str | None = None
-    """function: `module:function` or `path/to/file.py:function` with TRL's signature."""
+    """function: `module:function` or `path/to/file.py:function`."""
+    signature: Literal["trl", "verl", "openrlhf", "areal"] | None = None
+    """function: whose calling convention it follows; default `trl`."""
     arguments: Table = Field(default_factory=dict)
-    """numeric: `marker` (text before the answer; given, it is required, else no credit), `which` (`last`, `first`), `percent`
-    (`loose`, `strict`). exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword arguments of yours."""
+    """`marker`: text before the answer; given, it is required, else no credit. math: `marker`, `percent` (`loose`, `strict`). numeric:
+    `marker`, `which` (`last`, `first`), `percent`. exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword
+    arguments of yours."""
     outcome: bool = True
     """Whether this function tells right from wrong, for the group filter and the evaluation: a value of at least 1 is right, less is
     wrong. Set it to false for shaping. `schedule.no_signal` says what becomes of a group whose outcomes are equal; the reward counts in
     the advantage either way."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one batch of calls, seconds."""
+    """Deadline, seconds: of one answer for `math`, where it counts 0 afterwards; of the calls for one group for the others, where it
+    is an error."""
 
 
 class RolloutConfig(Section):
@@ -294,6 +299,8 @@ class PoolConfig(Section):
     """Cores to pin the trainer to; empty = no pinning."""
     reward_workers: int = Field(default=1, ge=1)
     """Processes that compute rewards."""
+    verifiers: int = Field(default=1, ge=1, le=64)
+    """Processes in each reward worker that compare answers side by side, for rewards of kind `math`."""
     start_timeout_s: float = Field(default=180.0, gt=0)
     """A worker that is not ready after this many seconds is lost."""
     answer_timeout_s: float = Field(default=600.0, gt=0)
