@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from emulated_steps import Steps, publish
 
 from paceline.config.schema import ModelConfig
 from paceline.engines.torch_engine import TorchEngine
@@ -23,21 +24,34 @@ STOPS = tuple(range(15))
 
 
 @pytest.fixture(scope="module")
-def directories(tmp_path_factory):
+def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return [str(write_tiny(root / f"v{seed}", seed=seed, dtype="float64")) for seed in range(2)]
 
 
-@pytest.fixture(params=["fake", "torch"])
-def make(request, directories):
+@pytest.fixture(params=["fake", "torch", "emulated"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def directories(kind, models, tmp_path):
+    """Weights of versions 0 and 1, as this engine reads them."""
+    return [publish(tmp_path, number) for number in range(2)] if kind == "emulated" else models
+
+
+@pytest.fixture
+def make(kind, models):
     """Builds an engine with the given slots and KV capacity."""
 
     def build(slots=4, kv_tokens=512):
         ticks = itertools.count()
         common = {"instance": "e7", "slots": slots, "kv_tokens": kv_tokens, "clock": lambda: float(next(ticks))}
-        if request.param == "fake":
+        if kind == "fake":
             return FakeEngine(**common)
-        loaded = load(ModelConfig(path=directories[0], dtype="float64"))
+        if kind == "emulated":
+            return Steps(**common)
+        loaded = load(ModelConfig(path=models[0], dtype="float64"))
         tokenizer = load_tokenizer(loaded.directory)
         return TorchEngine(loaded, decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True), page=4, **common)
 
@@ -270,6 +284,6 @@ def test_a_probe_of_fewer_than_two_tokens_is_refused(make):
         make().probe([60])
 
 
-def test_an_engine_says_who_it_is_and_what_it_can_carry(make):
+def test_an_engine_says_who_it_is_and_what_it_can_carry(make, kind):
     info = make(slots=3, kv_tokens=128).info()
-    assert (info.instance, info.slots, info.kv_tokens, info.versions_held, info.exports_kv) == ("e7", 3, 128, 1, False)
+    assert (info.instance, info.slots, info.kv_tokens, info.versions_held, info.exports_kv) == ("e7", 3, 128, 1, kind == "emulated")

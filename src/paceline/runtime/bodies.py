@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights
+from paceline.ports.pool import Nap
+from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState
 from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.records import Trajectory
 
@@ -31,7 +32,7 @@ class RolloutBody:
         assert method in self.METHODS, f"a rollout worker has no method {method}"
         return getattr(self._engine, method)(*arguments)
 
-    def tick(self) -> Sequence[Trajectory | Failure] | None:
+    def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
         """One engine step; None when it has nothing to do."""
         ended = self._engine.step()
         if ended:
@@ -41,6 +42,29 @@ class RolloutBody:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+
+class PausingEngine(RolloutEngine, MovesState, Protocol):
+    """An engine that knows for how long it has nothing to say."""
+
+    def pause(self) -> float | None:
+        """Seconds until the next `step` can return something; None = only after a call."""
+
+
+class PausingBody(RolloutBody):
+    """Sleeps between two ends of trajectories."""
+
+    METHODS = RolloutBody.METHODS | {"hand_over", "take_in"}
+
+    def __init__(self, engine: PausingEngine) -> None:
+        super().__init__(engine)
+        self._pause = engine.pause
+
+    def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
+        """What ended since, and when to ask again."""
+        ended = self._engine.step()
+        seconds = self._pause()
+        return (ended or None) if seconds is None else Nap(seconds, ended)
 
 
 class TrainerBody:
