@@ -17,7 +17,8 @@ from paceline.trainers.emulated import EmulatedTrainer, TrainerCosts
 from paceline.types.errors import DataError
 
 if TYPE_CHECKING:
-    from paceline.config.schema import Config, EmulatedConfig
+    from paceline.config.emulated import EmulatedConfig
+    from paceline.config.schema import Config
     from paceline.ports.pool import WorkerBody
 
 

@@ -6,24 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.config import section_rules as own
+from paceline.config.emulated import EmulatedConfig
 from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
-from paceline.config.rules import Rule, only
-from paceline.config.schema import (
-    AlgorithmConfig,
-    Config,
-    EmulatedConfig,
-    ModelConfig,
-    RewardConfig,
-    Section,
-    TaskConfig,
-    TrainerConfig,
-)
+from paceline.config.rules import Rule, changed
+from paceline.config.schema import AlgorithmConfig, Config, ModelConfig, RewardConfig, TaskConfig, TrainerConfig
+from paceline.config.section import Section
 
 
 def reward_name(reward: RewardConfig) -> str:
     """The name of a reward in metrics: its own, the function's, or its kind."""
     return reward.name or (reward.function or reward.kind).rpartition(":")[2]
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "stop", "stop_ids")
 
 
 def _emulated(c: Config) -> bool:
@@ -84,11 +80,11 @@ WHOLE: list[Rule[Config]] = [
         "[model], [trainer] and [algorithm] have no effect: the trainer of the engine emulated has no weights",
         lambda c: _emulated(c) and (c.model, c.trainer, c.algorithm) != (ModelConfig(), TrainerConfig(), AlgorithmConfig()),
     ),
-    *only(
-        "rollout.temperature rollout.top_p rollout.top_k rollout.stop rollout.stop_ids",
-        lambda c: not _emulated(c),
-        "the engine emulated samples nothing",
+    Rule(
         "emulated_samples_nothing",
+        tuple(f"rollout.{key}" for key in _SAMPLING),
+        "have no effect: the engine emulated samples nothing",
+        lambda c: _emulated(c) and any(changed(c.rollout, key) for key in _SAMPLING),
     ),
     Rule(
         "emulated_is_synthetic",

@@ -5,45 +5,17 @@ Cross-field rules (combinations without effect or meaning) stand in `config.chec
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-def _plain(value: Any, where: str = "") -> Any:
-    """A copy in which tuples are lists; refuses what a resolved TOML file could not hold and give back unchanged."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
-    if _is_scalar(value):
-        return value
-    raise ValueError(f"may hold texts, booleans, finite numbers, lists and tables; {where.lstrip('.')} is {value!r}")
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-Table = Annotated[dict[str, Any], AfterValidator(_plain)]
-"""A free-form table."""
-
-# TOML knows arrays only; a list is taken for a tuple, its items stay strict.
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+from paceline.config.emulated import EmulatedConfig
+from paceline.config.section import Decay, Ids, Section, Table, Texts
 
 DEFAULT_STALENESS = 1
 """S of streaming when none is given: the least that lets generation and training overlap."""
 DEFAULT_WINDOW = 2
 """W of multiversion when none is given: the least that lets versions overlap."""
-
-
-class Section(BaseModel):
-    """Base of every section: strict, frozen, no unknown keys, no NaN or infinity."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -285,43 +257,6 @@ class PoolConfig(Section):
     """A worker that does not answer for this many seconds is lost."""
     train_timeout_s: float = Field(default=7200.0, gt=0)
     """The same for the trainer while it computes a dispatch or a step: it answers when all groups of the dispatch are done."""
-
-
-class EmulatedConfig(Section):
-    """What the engine `emulated` and its trainer pretend to be. Seconds here are emulated ones, those of metrics and ledger real ones."""
-
-    time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds per real second."""
-    step_seconds: float = Field(default=0.025, gt=0)
-    """a: a decode step of n trajectories with c tokens of context each takes a + n (b + c x context_seconds)."""
-    sequence_seconds: float = Field(default=4e-5, ge=0)
-    """b: of a decode step, per trajectory."""
-    context_seconds: float = Field(default=2e-8, ge=0)
-    """Of a decode step, per trajectory and token of its context."""
-    prefill_seconds: float = Field(default=4e-5, ge=0)
-    """Reading a prompt, per token."""
-    jitter: float = Field(default=0.05, ge=0, lt=1)
-    """Relative standard deviation of an instance's speed, drawn anew every 256 steps."""
-    mean_tokens: float = Field(default=128.0, gt=0)
-    """Mean of the lognormal length of a trajectory, before rollout.max_tokens cuts it."""
-    sigma: float = Field(default=1.0, ge=0)
-    """Its standard deviation in the logarithm: 0 = all equal, 1 = a long tail."""
-    lengths: str = ""
-    """File with one length per line, drawn from instead."""
-    solved: float = Field(default=0.5, ge=0, le=1)
-    """Chance that a trajectory is right."""
-    versions_held: int = Field(default=1, ge=1)
-    """Versions that an instance serves side by side."""
-    train_seconds: float = Field(default=2.5e-5, ge=0)
-    """Forward and backward, per token (a prompt once per group, and every sampled one)."""
-    update_seconds: float = Field(default=0.5, ge=0)
-    """Optimizer step."""
-    publish_seconds: float = Field(default=2.0, ge=0)
-    """Writing a version."""
-    load_seconds: float = Field(default=2.0, ge=0)
-    """Loading a version into an instance, which decodes nothing meanwhile."""
-    move_seconds: float = Field(default=5e-6, ge=0)
-    """Handing over or taking in a trajectory, per token of its KV cache; an instance decodes nothing meanwhile."""
 
 
 class EvalConfig(Section):

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Callable
 
+from paceline.config.emulated import EmulatedConfig
 from paceline.config.memory import KV_PAGE, kv_tokens_needed
-from paceline.config.rules import Rule, only
+from paceline.config.rules import Rule, changed, only
 from paceline.config.schema import (
     DEFAULT_STALENESS,
     DEFAULT_WINDOW,
     AlgorithmConfig,
-    EmulatedConfig,
     EvalConfig,
     RewardConfig,
     RolloutConfig,
@@ -142,7 +142,12 @@ TASK: list[Rule[TaskConfig]] = [
     *only("size", lambda t: t.kind != "file", "it belongs to the kinds reasoning_gym and synthetic"),
     *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
     *only("system template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
-    *only("system suffix template template_arguments", lambda t: t.kind != "synthetic", "synthetic prompts have no text", "synthetic_text"),
+    Rule(
+        "synthetic_has_no_text",
+        ("kind", "system", "suffix", "template", "template_arguments"),
+        "synthetic prompts are numbers of tokens: nothing can be said in them",
+        lambda t: t.kind == "synthetic" and any(changed(t, key) for key in ("system", "suffix", "template", "template_arguments")),
+    ),
     Rule(
         "gold_pattern_needs_column",
         ("gold_pattern", "gold_column"),

@@ -42,6 +42,13 @@ class WorkerBody(Protocol):
         """Release everything; the process ends afterwards."""
 
 
+def after(tick: Sequence[Any] | Nap | None) -> tuple[float | None, Sequence[Any]]:
+    """What a tick asks for: seconds until the next one (None = only after a call), and what to report."""
+    if isinstance(tick, Nap):
+        return max(0.0, tick.seconds), tick.reports
+    return (None, ()) if tick is None else (0.0, tick)
+
+
 def make_body(spec: WorkerSpec) -> WorkerBody:
     """Call the factory that `spec` names (`module:function`) with its arguments. Runs inside the worker."""
     module, _, function = spec.factory.partition(":")

@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Any
 
-from paceline.ports.pool import Nap, WorkerBody, WorkerSpec, make_body
+from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
 from paceline.runtime.frames import RemoteError, pack, receive
 
 PR_SET_PDEATHSIG = 1
@@ -47,19 +47,16 @@ def _serve(connection: socket.socket, body: WorkerBody) -> None:
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     patience: float | None = 0.0
-    """Milliseconds until the next tick; None = only after a call."""
+    """Seconds until the next tick; None = only after a call."""
     while True:
-        if waiting.poll(patience):
+        if waiting.poll(None if patience is None else 1e3 * patience):
             message = receive(connection)
             if message is None:
                 return
             connection.sendall(_answer(body, *message))
             patience = 0.0
             continue
-        reports = body.tick()
-        patience = None if reports is None else 0.0
-        if isinstance(reports, Nap):
-            patience, reports = 1e3 * max(0.0, reports.seconds), reports.reports
+        patience, reports = after(body.tick())
         if reports:
             connection.sendall(pack(("report", list(reports))))
 

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from paceline.ports.pool import Nap, WorkerBody, WorkerSpec, make_body
+from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
 from paceline.types.errors import WorkerLost
 
 
@@ -66,15 +66,12 @@ class InlineWorker:
                     await self._answer(*call)
                     patience = 0.0
                     continue
-                reports = self.body.tick()
+                patience, reports = after(self.body.tick())
             except SystemExit as death:
                 self._end(f"exit code {death.code}", tell=True)
                 return
-            patience = None if reports is None else 0.0
-            if isinstance(reports, Nap):
-                patience, reports = reports.seconds, reports.reports
             try:
-                for report in reports or ():
+                for report in reports:
                     self._on_report(pickle.loads(pickle.dumps(report)))
             except Exception as error:  # noqa: BLE001 - whatever cannot be handled: nobody would hear this worker again
                 self._end(f"what it sent could not be taken ({type(error).__name__}: {error})", tell=True)
