@@ -117,6 +117,8 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("emulated_is_synthetic", (*EMULATED, "eval.task.name=chain_sum")),
     ("batch_std_sees_the_update", (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=4")),
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
+    ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
+    ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
@@ -125,6 +127,8 @@ WARNED: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 ALLOWED: list[tuple[str, ...]] = [
+    (*MULTI, "rollout.versions_held=2"),
+    (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,
     HELD_OUT,
     FILE,

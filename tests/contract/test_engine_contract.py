@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from paceline.models.load import load, load_tokenizer
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.engine import FakeEngine
 from paceline.ports.rollout import Failure
-from paceline.types.errors import EngineError
+from paceline.types.errors import ConfigError, EngineError, ModelError
 from paceline.types.records import LOGPROB, VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import WeightsRef
 
@@ -27,6 +28,13 @@ STOPS = tuple(range(15))
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return [str(write_tiny(root / f"v{seed}", seed=seed, dtype="float64")) for seed in range(2)]
+
+
+def checksum(ref, location):
+    """What the fake finds at a location."""
+    if not Path(location).exists():
+        raise ModelError(f"{location}: no such file")
+    return f"checksum of {location}"
 
 
 @pytest.fixture(params=["fake", "torch", "emulated"])
@@ -44,11 +52,17 @@ def directories(kind, models, tmp_path):
 def make(kind, models):
     """Builds an engine with the given slots and KV capacity."""
 
-    def build(slots=4, kv_tokens=512):
+    def build(slots=4, kv_tokens=512, versions_held=1):
         ticks = itertools.count()
-        common = {"instance": "e7", "slots": slots, "kv_tokens": kv_tokens, "clock": lambda: float(next(ticks))}
+        common = {
+            "instance": "e7",
+            "slots": slots,
+            "kv_tokens": kv_tokens,
+            "versions_held": versions_held,
+            "clock": lambda: float(next(ticks)),
+        }
         if kind == "fake":
-            return FakeEngine(**common)
+            return FakeEngine(**common, checksum=checksum)
         if kind == "emulated":
             return Steps(**common)
         loaded = load(ModelConfig(path=models[0], dtype="float64"))
@@ -262,7 +276,8 @@ def test_a_loaded_version_is_served_reported_and_the_old_one_refused(make, direc
 
 def test_the_same_weights_have_the_same_checksum_and_others_another(make, directories):
     engine = make()
-    first, other, again = (engine.load(WeightsRef(v), directories[v]) for v in (0, 1, 0))
+    loads = ((0, None), (1, 0), (0, 1))
+    first, other, again = (engine.load(WeightsRef(v), directories[v], replaces=before) for v, before in loads)
     assert first == again != other
 
 
@@ -284,6 +299,148 @@ def test_a_probe_of_fewer_than_two_tokens_is_refused(make):
         make().probe([60])
 
 
-def test_an_engine_says_who_it_is_and_what_it_can_carry(make, kind):
+def test_an_engine_says_who_it_is_and_what_it_can_carry(make):
     info = make(slots=3, kv_tokens=128).info()
-    assert (info.instance, info.slots, info.kv_tokens, info.versions_held, info.exports_kv) == ("e7", 3, 128, 1, kind == "emulated")
+    assert (info.instance, info.slots, info.kv_tokens, info.versions_held, info.exports_kv) == ("e7", 3, 128, 1, True)
+
+
+# --- several versions, and weights that come under work
+
+
+def begun(engine, *requests, steps=3):
+    """Submit and take a few steps; what has ended by then."""
+    engine.submit(requests)
+    return [result for _ in range(steps) for result in engine.step()]
+
+
+def test_an_engine_says_how_many_versions_it_holds_and_refuses_to_hold_none(make):
+    assert make(versions_held=3).info().versions_held == 3
+    with pytest.raises(ConfigError, match="versions_held = 0"):
+        make(versions_held=0)
+
+
+def test_several_versions_are_served_side_by_side_each_with_its_own_checksum_and_probe(make, directories):
+    engine, alone = make(versions_held=2, slots=8), {}
+    checksums = [engine.load(WeightsRef(v), directories[v]) for v in (0, 1)]
+    assert checksums[0] != checksums[1]
+    engine.submit([ask(g, s, version=g % 2) for g in range(2) for s in range(4)])
+    results = drain(engine)
+    for version in (0, 1):
+        cold = make(slots=8)
+        assert cold.load(WeightsRef(version), directories[version]) == checksums[version]
+        report, right = engine.probe([60, 61, 62, 63, 64], version), cold.probe([60, 61, 62, 63, 64])
+        assert (report.version, report.fingerprint) == (version, checksums[version])
+        assert report.logprobs == pytest.approx(right.logprobs, abs=1e-12)
+        cold.submit([ask(version, s, version=version) for s in range(4)])
+        alone |= texts(drain(cold))
+    assert texts(results) == alone
+    assert all(set(r.columns[VERSION]) == {r.group} for r in results)
+    assert engine.probe([60, 61]).version == 1
+
+
+def test_results_of_one_step_keep_the_order_of_submission_across_versions(make, directories):
+    engine = make(slots=8, versions_held=2)
+    for version in (0, 1):
+        engine.load(WeightsRef(version), directories[version])
+    engine.submit([ask(g, s, max_tokens=1, version=(g + s) % 2) for g in (5, 2) for s in (1, 0)])
+    assert [(r.group, r.sample) for r in engine.step()] == [(5, 1), (5, 0), (2, 1), (2, 0)]
+
+
+def test_a_load_replaces_the_version_it_names_and_work_under_the_others_goes_on(make, directories):
+    engine = make(versions_held=2)
+    for version in (0, 1):
+        engine.load(WeightsRef(version), directories[version])
+    begun(engine, ask(0, 0, version=1, stop_ids=(), max_tokens=12))
+    engine.load(WeightsRef(2), directories[0], replaces=0)
+    engine.submit([ask(1, 0, version=2), ask(2, 0, version=0)])
+    results = {r.group: r for r in drain(engine)}
+    assert set(results[0].columns[VERSION]) == {1}
+    assert set(results[1].columns[VERSION]) == {2}
+    assert "version 0 was asked for, e7 holds 1, 2" in results[2].error
+
+
+@pytest.mark.parametrize(
+    ("loads", "reason"),
+    [
+        ([(1, None), (2, None)], "no place is empty"),
+        ([(1, 0)], "version 0, which it replaces, holds no place"),
+        ([(1, None), (2, 0)], "version 0, which it replaces, holds no place"),
+    ],
+)
+def test_a_load_without_a_place_is_refused_and_changes_nothing(make, directories, loads, reason):
+    engine = make()
+    for version, replaces in loads[:-1]:
+        engine.load(WeightsRef(version), directories[1], replaces=replaces)
+    held = engine.probe([60, 61])
+    with pytest.raises(EngineError, match=reason):
+        engine.load(WeightsRef(loads[-1][0]), directories[0], replaces=loads[-1][1])
+    assert engine.probe([60, 61]).logprobs == held.logprobs
+    assert engine.probe([60, 61]).version == held.version
+
+
+def test_a_version_that_is_held_already_or_not_at_all_is_refused(make, directories):
+    engine = make(versions_held=2)
+    engine.load(WeightsRef(1), directories[1])
+    with pytest.raises(EngineError, match="held already"):
+        engine.load(WeightsRef(1), directories[1])
+    with pytest.raises(EngineError, match="holds version 1, not 7"):
+        engine.probe([60, 61], 7)
+
+
+def test_weights_that_replace_a_version_with_work_and_promise_none_are_refused(make, directories):
+    engine = make()
+    engine.load(WeightsRef(1), directories[1])
+    begun(engine, ask(0, 0, version=1, stop_ids=(), max_tokens=20))
+    with pytest.raises(EngineError, match="1 trajectories are unfinished under version 1"):
+        engine.load(WeightsRef(2), directories[0], replaces=1)
+    (result,) = drain(engine)
+    assert set(result.columns[VERSION]) == {1}
+
+
+@pytest.mark.parametrize("unfinished", ["keep", "recompute"])
+def test_work_goes_on_under_new_weights_and_every_token_says_which_version_sampled_it(make, directories, unfinished):
+    engine = make(slots=3)
+    engine.load(WeightsRef(4), directories[0])
+    ended = begun(engine, *(ask(0, s, version=4, stop_ids=(), max_tokens=9) for s in range(5)))
+    engine.load(WeightsRef(5), directories[1], unfinished, replaces=4)
+    engine.submit([ask(1, 0, version=5), ask(1, 1, version=4)])
+    results = {(r.group, r.sample): r for r in [*ended, *drain(engine)]}
+    for sample in range(5):
+        result = results[0, sample]
+        found = result.columns[VERSION].tolist()
+        assert len(found) == len(result.ids) == len(result.columns[LOGPROB])
+        assert found == sorted(found)
+        assert found[:3] == [4 if sample < 3 else 5] * min(3, len(found))
+        assert found[3:] == [5] * len(found[3:])
+    assert "version 4 was asked for, e7 holds 5" in results[1, 1].error
+    assert set(results[1, 0].columns[VERSION]) == {5}
+
+
+def test_recompute_reads_prompt_and_tokens_again_and_keep_reads_nothing(make, directories):
+    for unfinished, read in (("keep", 0), ("recompute", 6 + 3)):
+        engine = make()
+        engine.load(WeightsRef(1), directories[0])
+        begun(engine, ask(0, 0, version=1, stop_ids=(), max_tokens=30))
+        before = engine.prefilled
+        engine.load(WeightsRef(2), directories[1], unfinished, replaces=1)
+        (result,) = drain(engine)
+        assert engine.prefilled - before == read
+        assert result.columns[VERSION].tolist() == [1] * 3 + [2] * (len(result.ids) - 3)
+
+
+def test_a_load_that_fails_ends_the_work_it_replaced_and_leaves_the_other_versions_alone(make, directories):
+    engine = make(versions_held=2)
+    for version in (1, 2):
+        engine.load(WeightsRef(version), directories[version - 1])
+    begun(engine, ask(0, 0, version=1, stop_ids=(), max_tokens=20), ask(1, 0, version=2, stop_ids=(), max_tokens=20))
+    with pytest.raises(ModelError):
+        engine.load(WeightsRef(3), "/nowhere", "keep", replaces=1)
+    engine.submit([ask(2, 0, version=1), ask(3, 0, version=3)])
+    results = {r.group: r for r in drain(engine)}
+    assert "version 1 made way for version 3, which could not be loaded" in results[0].error
+    assert set(results[1].columns[VERSION]) == {2}
+    assert all("holds 2" in results[group].error for group in (2, 3))
+    assert engine.load_state().kv_used == 0
+    engine.load(WeightsRef(3), directories[0])
+    engine.submit([ask(2, 0, version=3)])
+    assert set(drain(engine)[0].columns[VERSION]) == {3}

@@ -135,6 +135,16 @@ def test_a_deep_copy_is_independent_and_computes_the_same(tiny, implementation):
         assert not torch.equal(logits(twin), right)
 
 
+def test_the_projections_of_a_deep_copy_lie_next_to_each_other_as_the_models_own_do(tiny):
+    model = load(config(tiny)).model
+    for one in (model, copy.deepcopy(model)):
+        attention = one.model.layers[1].self_attn
+        q, k = attention.q_proj.weight, attention.k_proj.weight
+        assert attention.qkv.layers[0] is attention.q_proj
+        assert k.data_ptr() == q.data_ptr() + q.nbytes
+        assert not q.requires_grad
+
+
 def test_a_model_cast_after_loading_still_computes_with_all_of_its_weights(tiny):
     model = load(config(tiny, "float64")).model.to(torch.float32)
     with torch.no_grad():

@@ -46,7 +46,7 @@ class Pair:
         file = self.root / "version.safetensors"
         ref = self.trainer.publish(self.version, str(file))
         old = self.served[STALE].detach().clone()
-        assert self.engine.load(ref, str(file)) == ref.fingerprint
+        assert self.engine.load(ref, str(file), replaces=self.version - 1 if self.version else None) == ref.fingerprint
         if self.stale:
             self.served[STALE].data.copy_(old)
         now = Probes(self.trainer.probe(IDS), self.engine.probe(IDS))

@@ -31,7 +31,7 @@ def engine_arguments(config: Config) -> Mapping[str, Any]:
         "costs": engine_costs(emulated),
         "lengths": Lengths(emulated.mean_tokens, emulated.sigma, read_trace(Path(emulated.lengths)) if emulated.lengths else ()),
         "solved": emulated.solved,
-        "versions_held": emulated.versions_held,
+        "versions_held": rollout.versions_held,
         "seed": config.run.seed,
     }
 

@@ -184,7 +184,7 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
         "reward": [reward.model_dump(exclude={"timeout_s"}) for reward in config.reward],
     }
     may_change = {
-        "rollout": {"engine", "instances", "slots", "kv_tokens"},
+        "rollout": {"engine", "instances", "slots", "kv_tokens", "versions_held"},
         "algorithm": {"gap_warn", "gap_stop"},
         "schedule": {"attempts", "on_failure"},
         "model": set(),
@@ -275,6 +275,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
         kv_tokens=rollout.kv_tokens or rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens),
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
         clock=monotonic,
+        versions_held=rollout.versions_held,
     )
     return RolloutBody(engine)
 

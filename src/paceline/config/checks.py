@@ -9,8 +9,16 @@ from paceline.config import section_rules as own
 from paceline.config.emulated import EmulatedConfig
 from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
-from paceline.config.rules import Rule, changed
-from paceline.config.schema import AlgorithmConfig, Config, ModelConfig, RewardConfig, TaskConfig, TrainerConfig
+from paceline.config.rules import Rule, changed, only
+from paceline.config.schema import (
+    DEFAULT_WINDOW,
+    AlgorithmConfig,
+    Config,
+    ModelConfig,
+    RewardConfig,
+    TaskConfig,
+    TrainerConfig,
+)
 from paceline.config.section import Section
 
 
@@ -61,6 +69,17 @@ WHOLE: list[Rule[Config]] = [
         ("algorithm.advantage", "schedule.groups_per_dispatch", "schedule.groups_per_update"),
         "batch_std divides by the deviation of the whole update, which only a dispatch of the whole update knows: D = U",
         lambda c: c.algorithm.advantage == "batch_std" and c.schedule.groups_per_dispatch not in (None, c.schedule.groups_per_update),
+    ),
+    *only(
+        "rollout.versions_held",
+        lambda c: c.schedule.preset == "multiversion",
+        "every instance serves one version in the presets serial, pipelined and streaming",
+    ),
+    Rule(
+        "versions_held_within_window",
+        ("rollout.versions_held", "schedule.version_window"),
+        "no more than W versions are alive, so further copies of the weights would serve nothing",
+        lambda c: c.schedule.preset == "multiversion" and c.rollout.versions_held > (c.schedule.version_window or DEFAULT_WINDOW),
     ),
     Rule(
         "overlong_buffer_below_max_tokens",

@@ -30,8 +30,6 @@ class EmulatedConfig(Section):
     """File with one length per line, drawn from instead."""
     solved: float = Field(default=0.5, ge=0, le=1)
     """Chance that a trajectory is right."""
-    versions_held: int = Field(default=1, ge=1)
-    """Versions that an instance serves side by side."""
     train_seconds: float = Field(default=2.5e-5, ge=0)
     """Forward and backward, per token (a prompt once per group, and every sampled one)."""
     update_seconds: float = Field(default=0.5, ge=0)

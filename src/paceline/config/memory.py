@@ -19,9 +19,9 @@ KV_PAGE = 32
 def kv_tokens_needed(prompt_tokens: int, max_tokens: int, samples: int = 1, page: int = KV_PAGE) -> int:
     """KV capacity in tokens with which `samples` trajectories of one prompt run side by side to their full length.
 
-    Whole pages, at least two of them: less cannot hold the probe of new weights. The last token sampled is never written.
+    Whole pages. The last token sampled is never written.
     """
-    return max(2, -(-prompt_tokens // page) + samples * -(-(max_tokens - 1) // page)) * page
+    return (-(-prompt_tokens // page) + samples * -(-(max_tokens - 1) // page)) * page
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
     return (
-        Memory("engine", "weights", shape.parameters * size, "P b"),
+        Memory("engine", "weights", rollout.versions_held * shape.parameters * size, "versions_held x P b"),
         Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )

@@ -101,6 +101,8 @@ class RolloutConfig(Section):
     """Trajectories decoded together per instance."""
     kv_tokens: int = Field(default=0, ge=0)
     """KV capacity per instance in tokens; 0 = enough for all slots at full length."""
+    versions_held: int = Field(default=1, ge=1)
+    """multiversion: policy versions that one instance serves side by side, each with a copy of the weights; at most W."""
     max_prompt_tokens: int = Field(default=512, ge=1)
     """Longest prompt, tokens."""
     max_tokens: int = Field(default=256, ge=1)

@@ -1,4 +1,4 @@
-"""Attention of one packed forward: trajectories decode one token each, new prompts are prefilled beside them.
+"""Attention of one packed forward: trajectories decode one token each, prompts and lost KV are prefilled beside them.
 
 A decoding row attends to pages, each by itself, and the parts are merged by their log-sum-exp. A prompt page is read
 once for all rows of its group (one batched product), a trajectory's own page by its own row.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional as F
 
 from paceline.engines.pages import End, PagePool, Span
 from paceline.models.attend import causal
@@ -21,9 +22,13 @@ class PromptKV:
     """A prompt that lies in KV memory, shared by every trajectory that continues it."""
 
     ids: tuple[int, ...]
+    version: int = 0
+    """Policy version whose weights made its keys and values, or `scheduler.GONE`."""
     span: Span = field(default_factory=lambda: Span("front"))
     last: torch.Tensor | None = None
     """Final hidden state of the last prompt token [width]: predicts every sample's first token."""
+    users: int = 0
+    """Running trajectories that continue it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,16 +52,44 @@ class _Part:
     """0 or -inf per position, [pages x kv_heads, 1, size]."""
 
 
-class StepAttention:
-    """`Attend` over rows [decoding tracks..., tokens of fresh prompts...]; writes their keys and values on the way."""
+@dataclass(frozen=True, slots=True)
+class _Rebuilt:
+    """A trajectory all of whose tokens run at once, after a prompt that lies in memory or is prefilled in the same forward."""
 
-    def __init__(self, pool: PagePool, shape: Shape, tracks: Sequence[Track], fresh: Sequence[PromptKV], dtype: torch.dtype) -> None:
-        self._pool, self._shape, self._count, self._dtype = pool, shape, len(tracks), dtype
+    rows: slice
+    """Its rows of the forward."""
+    where: torch.Tensor
+    """Places of the prompt and its own tokens, [p + n, kv_heads]."""
+    sees: torch.Tensor
+    """Which of them each row attends to, [n, p + n]."""
+
+
+class StepAttention:
+    """`Attend` over rows [decoding tracks..., tokens of fresh prompts..., tokens of rebuilt tracks...]; writes their keys and values."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        shape: Shape,
+        dtype: torch.dtype,
+        tracks: Sequence[Track],
+        fresh: Sequence[PromptKV] = (),
+        rebuilt: Sequence[Track] = (),
+    ) -> None:
+        self._pool, self._shape, self._dtype, self._count = pool, shape, dtype, len(tracks)
         self._prefill: Attend = causal([len(prompt.ids) for prompt in fresh], shape.scale)
         places = [place for track in tracks for place in pool.rows(track.own, len(track.tokens) - 1, len(track.tokens))]
         places += [place for prompt in fresh for place in pool.rows(prompt.span, 0, len(prompt.ids))]
-        heads = torch.arange(shape.kv_heads) * pool.size
-        self._where = (torch.tensor(places)[:, None] + heads).flatten()
+        self._prefilled = len(places)
+        self._rebuilt: list[_Rebuilt] = []
+        for track in rebuilt:
+            before, n = len(track.prompt.ids), len(track.tokens)
+            lost = pool.rows(track.own, 0, n)
+            where = pool.spread(pool.rows(track.prompt.span, 0, before) + lost)
+            sees = torch.ones(n, before + n, dtype=torch.bool).tril(before)
+            self._rebuilt.append(_Rebuilt(slice(len(places), len(places) + n), where, sees))
+            places += lost
+        self._where = pool.spread(places).flatten()
         if tracks:
             shared, own = _sharing(tracks), [(track.own, len(track.tokens), [row]) for row, track in enumerate(tracks)]
             self._parts = (self._part("front", shared), self._part("back", own))
@@ -64,12 +97,24 @@ class StepAttention:
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
-        n = self._count
+        n, end = self._count, self._prefilled
         self._pool.write(layer, self._where, k, v)
         if n == len(q):
             return self._decode(layer, q)
-        prefilled = self._prefill(layer, q[n:], k[n:], v[n:])
-        return torch.cat([self._decode(layer, q[:n]), prefilled]) if n else prefilled
+        parts = [self._decode(layer, q[:n])] if n else []
+        if end > n:
+            parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
+        parts += [self._again(layer, q[track.rows], track) for track in self._rebuilt]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _again(self, layer: int, q: torch.Tensor, track: _Rebuilt) -> torch.Tensor:
+        """q [n, heads, d] -> [n, heads, d], from memory and in its dtype, as decoding computes."""
+        keys, values = self._pool.gather(layer, track.where)
+        repeats = q.shape[1] // keys.shape[1]
+        parts = (q.to(self._dtype), keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1))
+        rows, keys, values = (part.transpose(0, 1)[None] for part in parts)
+        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=track.sees, scale=self._shape.scale)
+        return result[0].transpose(0, 1).to(q.dtype)
 
     def _decode(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [n, heads, d] -> [n, heads, d]."""

@@ -25,12 +25,12 @@ class Track:
     """It ends because of its limit."""
     versions: list[tuple[int, int]]
     """(index of the first token, version that samples from there on)."""
+    numbers: tuple[float, ...]
+    """The request's own uniform numbers."""
     done: int = 0
     """Tokens sampled when it joined what runs here; all of them while it waits."""
-    need: int = 0
-    """KV tokens that it fills soon after joining: as far as it has come, also where preemption took them from it."""
-    carried: bool = False
-    """It waits with its KV cache, its prompt's included."""
+    kv: bool = False
+    """Whether it waits with its KV cache, its prompt's included."""
     started: float | None = None
     joined: int = 0
     """Count at which it joined."""
@@ -94,8 +94,8 @@ class Batch:
         return 0 if self._users[track.prompt] else track.prompt_tokens
 
     def fits(self, track: Track) -> bool:
-        """Whether it may join: room for all it needs, and for one token of everyone."""
-        return self.fresh(track) + track.need + len(self) + 1 <= self.free
+        """Whether it may join: room for its prompt, its tokens, and one more of everyone."""
+        return self.fresh(track) + track.done + len(self) + 1 <= self.free
 
     def join(self, track: Track) -> None:
         """Let it run."""
@@ -105,11 +105,11 @@ class Batch:
         self.context += track.prompt_tokens + track.done
         self.versions[track.version] += 1
         self.tracks[track.key] = track
-        track.joined, track.ticket, track.carried = self.count, next(self._tickets), False
+        track.joined, track.ticket, track.kv = self.count, next(self._tickets), False
         heapq.heappush(self._ends, (self.count + track.length - track.done, track.ticket, track))
 
     def part(self, track: Track) -> None:
-        """Take it out, with what it has sampled so far in `done`."""
+        """Take it out, with what it has sampled so far in `done` and without KV cache."""
         track.done, track.ticket = self.sampled(track), -1
         del self.tracks[track.key]
         self.own -= track.done
@@ -152,13 +152,11 @@ class Batch:
         return track
 
     def crowded_out(self) -> Track | None:
-        """Take out the youngest while memory has no room for a token of everyone, to start again; None when there is room."""
+        """Take out the youngest when memory has no room for a token of everyone; None when it has."""
         if self.free >= len(self) or len(self) < 2:
             return None
         track = self.tracks[next(reversed(self.tracks))]
         self.part(track)
-        track.need, track.done = track.done, 0
-        track.versions = [(0, track.version)]
         return track
 
 

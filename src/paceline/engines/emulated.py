@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from paceline.algo.counter import philox, stream_key, uniforms
 from paceline.core.costs import DecodeCost, LinearCost
-from paceline.durable import whole
 from paceline.engines.batch import Batch, Key, Track
 from paceline.ports.fakes.training import probe_logprobs, read_weights
+from paceline.ports.places import Places
 from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
-from paceline.types.errors import EngineError
+from paceline.types.errors import EngineError, ModelError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
@@ -86,8 +86,8 @@ class _Weights:
 class EmulatedEngine:
     """Engine, Cancels, HoldsWeights and MovesState of `ports.rollout` over a cost model.
 
-    Admission is in order of submission, while a slot is free and KV tokens remain for the prompt, for the trajectory as far as it had
-    come, and one for each that runs. When memory is full the youngest is preempted: it samples again what it had sampled. `step` brings
+    Admission is in order of submission, while a slot is free and KV tokens remain for the prompt, for the tokens that the trajectory has,
+    and one for each that runs. When memory is full the youngest is preempted: it keeps its tokens and loses its KV cache. `step` brings
     everything to the present, `pause` says for how long there is nothing to do.
     """
 
@@ -105,12 +105,11 @@ class EmulatedEngine:
         self._ended: list[Trajectory | Failure] = []
         self._at = clock()
         """Until when everything has happened; ahead of the clock while a prompt is read."""
-        self._held: dict[int, _Weights] = {}
-        self._initial = True
-        """It serves the weights that it started with, version 0."""
+        self._places = Places(instance, versions_held)
+        self._weights = {place: _Weights("", 0) for place in range(versions_held)}
         self._tokens = 0
         self.prefilled = 0
-        """Prompt tokens read since the start."""
+        """Tokens that were read into a KV cache since the start, those read again included."""
         self.preempted = 0
         """Preemptions since the start."""
 
@@ -118,7 +117,7 @@ class EmulatedEngine:
         """Queue requests in order; impossible ones come back from the next `step` as Failures."""
         self._catch_up()
         for request in requests:
-            reason = self._refusal(request)
+            reason = self._refusal(request, request.version)
             if reason is None:
                 self._waiting.append(self._track(request))
             else:
@@ -152,54 +151,61 @@ class EmulatedEngine:
         return self._info
 
     def load(self, ref: WeightsRef, location: str, unfinished: Unfinished = "none", replaces: int | None = None) -> str:
-        """Read weights, as long as that takes. Raises EngineError for work that would be lost, or when there is no place for them."""
+        """Read what an emulated trainer published, as long as that takes.
+
+        Raises EngineError for work that would be lost, or when there is no place; ModelError for a file that cannot be read, and the work
+        of the version that made way fails.
+        """
         self._catch_up()
-        old = self._makes_way(ref.version, replaces)
-        tracks = [track for track in (*self._batch.tracks.values(), *self._waiting) if track.version == old]
-        if tracks and unfinished == "none":
-            raise EngineError(f"{self._info.instance}: cannot load version {ref.version}: {len(tracks)} trajectories of version {old} run")
-        weights = _Weights(*read_weights(Path(location)))
+        place, leaving = self._places.make_way(ref, unfinished, replaces, lambda version: len(self._under(version)))
+        tracks = self._under(leaving)
+        try:
+            self._weights[place] = _Weights(*read_weights(Path(location)))
+        except ModelError as error:
+            self._fail(tracks, f"version {leaving} made way for version {ref.version}, which could not be loaded: {error}")
+            raise
+        self._places.arrived(ref.version, place)
         self._stall(self._costs.load)
-        if old is not None:
-            self._held.pop(old, None)
-        self._held[ref.version], self._initial = weights, False
         for track in tracks:
             self._batch.change(track, ref.version)
         if unfinished == "recompute":
-            running = [track for track in tracks if track.ticket >= 0]
-            self._at += sum(self._costs.prefill.seconds(track.prompt_tokens + self._batch.sampled(track)) for track in running)
-        return weights.fingerprint
+            self._rebuild(tracks)
+        return self._weights[place].fingerprint
 
     def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
         """What the trainer of these weights reports. Raises EngineError for fewer than two tokens, or a version that is not held."""
-        asked = (0 if self._initial else next(reversed(self._held))) if version is None else version
-        if len(ids) < 2 or asked not in self._served():
-            raise EngineError(f"{self._info.instance}: cannot probe {len(ids)} tokens under version {asked}, it holds {self._names()}")
-        weights = self._held.get(asked, _Weights("", 0))
+        asked, place = self._places.find(version)
+        if len(ids) < 2:
+            raise EngineError(f"{self._info.instance}: cannot probe {len(ids)} tokens")
+        weights = self._weights[place]
         return ProbeReport(asked, weights.fingerprint, probe_logprobs(weights.number, ids))
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
         """Take training trajectories out and write their state, as long as their KV tokens take."""
         self._catch_up()
         found = [track for group, sample in trajectories if (track := self._take_out(("train", group, sample))) is not None]
-        with whole(Path(location)) as aside:
-            aside.write_bytes(pickle.dumps(found))
+        try:
+            Path(location).write_bytes(pickle.dumps(found))
+        except OSError as error:
+            self._waiting.extendleft(reversed(found))
+            raise EngineError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
         self._stall(self._costs.move.seconds(_kv_tokens(found)))
         return _names(found)
 
     def take_in(self, location: str) -> TakenIn:
-        """Go on with what `hand_over` wrote, as long as its KV tokens take. Nothing is prefilled."""
+        """Go on with what `hand_over` wrote, as long as its KV tokens take."""
         try:
             found: list[Track] = pickle.loads(Path(location).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise EngineError(f"{self._info.instance}: {location} cannot be read ({error})") from error
-        foreign = {track.version for track in found} - self._served()
-        if foreign:
-            raise EngineError(f"{self._info.instance}: {location} is of version {min(foreign)}, it holds {self._names()}")
+            raise EngineError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
+        for track in found:
+            reason = self._refusal(track.request, track.version)
+            if reason is not None:
+                raise EngineError(f"{self._info.instance}: cannot take trajectory {track.key[1:]} in: {reason}")
         self._catch_up()
         self._stall(self._costs.move.seconds(_kv_tokens(found)))
         self._waiting.extendleft(reversed(found))
-        return TakenIn(_names(found), 0)
+        return TakenIn(_names(found), sum(track.prompt_tokens + track.done for track in found if track.done and not track.kv))
 
     # --- time
 
@@ -253,10 +259,8 @@ class EmulatedEngine:
         batch = self._batch
         while self._waiting and len(batch) < self._info.slots and batch.fits(self._waiting[0]):
             track = self._waiting.popleft()
-            fresh = 0 if track.carried else batch.fresh(track)
-            if fresh:
-                self._at += self._costs.prefill.seconds(fresh)
-                self.prefilled += fresh
+            if not track.kv:
+                self._read(batch.fresh(track) + track.done)
             track.started = self._at if track.started is None else track.started
             batch.join(track)
 
@@ -273,7 +277,7 @@ class EmulatedEngine:
         track = self._batch.tracks.get(key)
         if track is not None:
             self._batch.part(track)
-            track.need, track.carried = track.done, True
+            track.kv = True
             return track
         track = next((track for track in self._waiting if track.key == key), None)
         if track is not None:
@@ -282,27 +286,34 @@ class EmulatedEngine:
 
     # --- requests and weights
 
-    def _served(self) -> set[int]:
-        return {0} if self._initial else set(self._held)
+    def _under(self, version: int | None) -> list[Track]:
+        """Unfinished trajectories whose next token is of this version, in order of admission, then of submission."""
+        return [track for track in (*self._batch.tracks.values(), *self._waiting) if track.version == version]
 
-    def _names(self) -> str:
-        return ", ".join(map(str, sorted(self._served())))
+    def _fail(self, tracks: Iterable[Track], error: str) -> None:
+        for track in tracks:
+            self._take_out(track.key)
+            request = track.request
+            self._ended.append(Failure(request.group, request.sample, request.attempt, error, request.purpose))
 
-    def _makes_way(self, version: int, replaces: int | None) -> int | None:
-        """The version whose place a new one takes; None = an empty place. Raises EngineError when there is none."""
-        if replaces is not None and replaces in self._served():
-            return replaces
-        if replaces is None and len(self._held) < self._info.versions_held:
-            return 0 if self._initial else None
-        if replaces is None and len(self._held) == 1:
-            return next(iter(self._held))
-        what = "no place is free" if replaces is None else f"there is no version {replaces} to replace"
-        raise EngineError(f"{self._info.instance}: cannot load version {version}: {what}, it holds {self._names()}")
+    def _rebuild(self, tracks: Iterable[Track]) -> None:
+        """Read prompts (once per group) and tokens again; what waits does so when it joins."""
+        running = [track for track in tracks if track.ticket >= 0]
+        prompts = {track.prompt: track.prompt_tokens for track in running}
+        self._read(sum(prompts.values()) + sum(map(self._batch.sampled, running)))
+        for track in self._waiting:
+            track.kv = False
 
-    def _refusal(self, request: Request) -> str | None:
+    def _read(self, tokens: int) -> None:
+        """Prefill, before anything else decodes."""
+        if tokens:
+            self._at += self._costs.prefill.seconds(tokens)
+            self.prefilled += tokens
+
+    def _refusal(self, request: Request, version: int) -> str | None:
         total = len(request.prompt_ids) + request.sampling.max_tokens
-        if request.version not in self._served():
-            return f"version {request.version} was asked for, {self._info.instance} holds {self._names()}"
+        if version not in self._places.held:
+            return f"version {version} was asked for, {self._info.instance} holds {self._places.named()}"
         if not len(request.prompt_ids):
             return "the prompt is empty"
         if request.sampling.max_tokens < 1:
@@ -312,12 +323,13 @@ class EmulatedEngine:
         return None
 
     def _track(self, request: Request) -> Track:
-        drawn, most = self._lengths.at(_numbers(request)[_LENGTH]), request.sampling.max_tokens
-        return Track(request, min(drawn, most), drawn > most, [(0, request.version)])
+        numbers, most = _numbers(request), request.sampling.max_tokens
+        drawn = self._lengths.at(numbers[_LENGTH])
+        return Track(request, min(drawn, most), drawn > most, [(0, request.version)], numbers)
 
     def _trajectory(self, track: Track) -> Trajectory:
         """Ids and columns have the size of real ones; in them, only versions and the last token mean anything."""
-        request, numbers, n = track.request, _numbers(track.request), track.length
+        request, numbers, n = track.request, track.numbers, track.length
         ids = np.full(n, FIRST_ID + int(IDS * numbers[_TOKEN]), dtype=np.int32)
         if not track.cut:
             ids[-1] = EOS_ID
@@ -337,10 +349,10 @@ class EmulatedEngine:
         )
 
 
-def _numbers(request: Request) -> list[float]:
+def _numbers(request: Request) -> tuple[float, ...]:
     """The request's own uniform numbers, by lane; the same in every attempt, on every instance, under every version."""
     key = stream_key(request.seed, request.purpose, request.group, request.sample)
-    return [float(number) for number in uniforms(key, [0, 0, 0], [_LENGTH, _OUTCOME, _TOKEN])]
+    return tuple(uniforms(key, [0, 0, 0], [_LENGTH, _OUTCOME, _TOKEN]).tolist())
 
 
 def _version_column(track: Track) -> npt.NDArray[np.int32]:
@@ -352,8 +364,8 @@ def _version_column(track: Track) -> npt.NDArray[np.int32]:
 
 def _kv_tokens(tracks: Iterable[Track]) -> int:
     """KV tokens that travel: a prompt once for the samples of its group."""
-    carried = [track for track in tracks if track.carried]
-    return sum(track.done for track in carried) + sum({track.prompt: track.prompt_tokens for track in carried}.values())
+    moved = [track for track in tracks if track.kv]
+    return sum(track.done for track in moved) + sum({track.prompt: track.prompt_tokens for track in moved}.values())
 
 
 def _names(tracks: Iterable[Track]) -> tuple[tuple[int, int], ...]:

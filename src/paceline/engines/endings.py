@@ -33,6 +33,12 @@ class Ending:
             return "stop"
         return "length" if len(ids) >= self._limit else None
 
+    def catch_up(self, ids: Sequence[int]) -> None:
+        """Take note of tokens that another watcher has seen: the trajectory went on after each of them."""
+        if self._stop:
+            for n in range(1, len(ids) + 1):
+                self._stopped(ids[:n])
+
     def text(self, ids: Sequence[int], finish: FinishReason) -> str:
         """The completion without the end-of-sequence token, and cut before the first stop string if that ended it."""
         text = self._decode(ids[:-1] if finish == "eos" else ids)

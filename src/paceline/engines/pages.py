@@ -15,6 +15,8 @@ import torch
 from paceline.models.packed import Shape
 
 End = Literal["front", "back"]
+KV = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values, each [layers, tokens, kv_heads, head_dim]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +83,29 @@ class PagePool:
         """Where positions start ... stop - 1 of a span lie for head 0, as `write` counts; head h lies h x size further."""
         bases = [self._page(span.end, place) * self.kv_heads * self.size for place in span.places]
         return [bases[position // self.size] + position % self.size for position in range(start, stop)]
+
+    def spread(self, rows: list[int]) -> torch.Tensor:
+        """`rows` of head 0 -> those of every head [T, kv_heads]."""
+        return torch.tensor(rows, dtype=torch.int64)[:, None] + torch.arange(self.kv_heads) * self.size
+
+    def gather(self, layer: int, where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values at `where` [T, kv_heads], each [T, kv_heads, d]."""
+        keys, values = self._keys[layer], self._values[layer]
+        return keys.view(-1, keys.shape[-1])[where], values.view(-1, values.shape[-1])[where]
+
+    def save(self, span: Span, tokens: int) -> KV:
+        """A copy of a span's first tokens, without pages."""
+        where = self.spread(self.rows(span, 0, tokens))
+        return self._flat(self._keys)[:, where], self._flat(self._values)[:, where]
+
+    def restore(self, span: Span, kv: KV) -> None:
+        """Write what `save` gave, of any page size, into the first tokens of a span that has the pages for it."""
+        where = self.spread(self.rows(span, 0, kv[0].shape[1]))
+        for memory, saved in zip((self._keys, self._values), kv, strict=True):
+            self._flat(memory)[:, where] = saved
+
+    def _flat(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.view(len(memory), -1, memory.shape[-1])
 
     def write(self, layer: int, where: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [T, kv_heads, d] at `where` [T x kv_heads], rows of the layer's memory seen as [pages x kv_heads x size, d]."""

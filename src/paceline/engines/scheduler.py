@@ -2,13 +2,13 @@
 
 1. A request is refused at once if it could not finish alone on an empty engine.
 2. Before each step every running trajectory gets the page that its next token needs, oldest first. If none is free, prompts
-   that nobody runs on leave first, then the youngest running trajectory is preempted: it loses its tokens and returns to
-   the head of the queue. Its numbers are those of its positions, so it samples the same tokens again.
-3. Requests are admitted strictly in order while a slot is free and pages remain for the prompt (unless it lies there
-   already), for the trajectory as far as it had come, and one for each running trajectory that may still grow.
+   that nobody runs on leave first, then the youngest running trajectory is preempted: it keeps its tokens, loses its KV and
+   returns to the head of the queue.
+3. Trajectories are admitted strictly in order while a slot is free and pages remain for the prompt (unless it lies there
+   already), for the tokens that the trajectory has, and one for each running trajectory that may still grow.
 
 The oldest running trajectory is preempted only when it is alone, which by 1 cannot happen: it always finishes, so there is
-neither deadlock nor livelock. A prompt stays in memory while a running or waiting request continues it.
+neither deadlock nor livelock. A prompt stays in memory while a running or waiting trajectory continues it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,66 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from paceline.engines.attention import PromptKV, Track
 from paceline.engines.endings import Ending
-from paceline.engines.pages import PagePool
-from paceline.types.records import Purpose, Request
+from paceline.engines.pages import KV, PagePool
+from paceline.types.records import Request
 
 PromptKey = tuple[int, bytes]
 """(policy version, prompt ids)."""
+GONE = -1
+"""Version of a prompt whose weights made way: only the trajectories that already run on it may continue it."""
+
+
+@dataclass(slots=True, eq=False)
+class SavedPrompt:
+    """A prompt's KV outside the pages, shared by the trajectories that were saved with it."""
+
+    version: int
+    """Policy version whose weights made it, or GONE."""
+    kv: KV
+    last: torch.Tensor
+    """As `PromptKV.last`."""
+    placed: PromptKV | None = None
+    """Where a prompt whose weights are GONE was put back: the trajectories saved with it find it here, and nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A trajectory's KV outside the pages; the last token's is yet to be made."""
+
+    own: KV
+    prompt: SavedPrompt
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request, from its submission to its result."""
+    """A trajectory, from its submission to its result: what was asked for, and what it has sampled."""
 
     request: Request
-    key: PromptKey
+    prompt: bytes
+    """The prompt's ids, as a key."""
     numbers: npt.NDArray[np.uint32]
     """Key of its uniform numbers, [2]."""
+    ending: Ending
+    version: int
+    """Policy version that samples its next token."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Policy version that sampled each token."""
     admitted_at: float | None = None
     """When it first ran, on the engine's clock."""
-    reached: int = 0
-    """Tokens it had when it was preempted."""
+    saved: Saved | None = None
+    """Of a waiting trajectory: KV that lies ready. Without it the tokens run through the model again."""
+
+    @property
+    def key(self) -> PromptKey:
+        """The prompt in memory that it may continue."""
+        return self.version, self.prompt
 
     @property
     def growth(self) -> int:
@@ -50,39 +88,55 @@ class Job:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Row(Track):
-    """A job that runs. A preempted job loses its row and gets a new one later."""
+    """A job that runs, with its place in KV memory; `tokens` is the job's own list."""
 
     job: Job
-    ending: Ending
-    logprobs: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One packed forward and one token for each row."""
+    """One token for each row, by one packed forward per version."""
 
     decode: list[Row]
     """Rows whose last token runs through the model."""
     joins: list[Row]
-    """Rows whose first token follows from their prompt."""
+    """Rows whose KV is missing: without tokens the first one follows from the prompt, else all tokens run through the model."""
     fresh: list[PromptKV]
     """Prompts to prefill."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, in order of admission."""
+        return self.decode + self.joins
+
+    def by_version(self) -> dict[int, Step]:
+        """The part of each version; the step itself where there is only one."""
+        versions = {row.job.version for row in self.decode} | {row.job.version for row in self.joins}
+        if len(versions) == 1:
+            return {versions.pop(): self}
+        return {
+            version: Step(
+                [row for row in self.decode if row.job.version == version],
+                [row for row in self.joins if row.job.version == version],
+                [prompt for prompt in self.fresh if prompt.version == version],
+            )
+            for version in sorted(versions)
+        }
 
 
 class Scheduler:
     """Owns the queue, the running rows (oldest first) and the prompts in memory."""
 
-    def __init__(self, pool: PagePool, slots: int, prefill_tokens: int, watch: Callable[[Request], Ending]) -> None:
-        """prefill_tokens: a step takes no further fresh prompt once its fresh prompts hold this many tokens."""
-        self._pool, self._slots, self._prefill_tokens, self._watch = pool, slots, prefill_tokens, watch
+    def __init__(self, pool: PagePool, slots: int, prefill_tokens: int) -> None:
+        """prefill_tokens: a step lets no further prompt or lost tokens in once those it has hold this many tokens."""
+        self._pool, self._slots, self._prefill_tokens = pool, slots, prefill_tokens
         self.waiting: deque[Job] = deque()
         self.running: list[Row] = []
         self.preempted = 0
         """Preemptions since the start."""
         self._prompts: dict[PromptKey, PromptKV] = {}
         self._wanted: Counter[PromptKey] = Counter()
-        self._users: Counter[PromptKey] = Counter()
+        """Waiting jobs per prompt."""
 
     def refusal(self, prompt_tokens: int, max_tokens: int) -> str | None:
         """Why a request of this size can never run, or None."""
@@ -100,30 +154,57 @@ class Scheduler:
         self._wanted[job.key] += 1
         self.waiting.append(job)
 
+    def put_first(self, jobs: list[Job]) -> None:
+        """Put jobs before all that wait, in their order; the caller has asked `refusal`."""
+        for job in reversed(jobs):
+            self._wanted[job.key] += 1
+            self.waiting.appendleft(job)
+
     def plan(self) -> Step:
         """Make room for the running rows, admit what fits. The pages of everything in the step are held when this returns."""
         self._grow()
-        decode = list(self.running)
-        fresh = self._admit()
-        return Step(decode, self.running[len(decode) :], fresh)
+        step = Step(list(self.running), [], [])
+        self._admit(step)
+        return step
 
     def finish(self, row: Row) -> None:
         """A running row ended."""
         self.running.remove(row)
         self._leave(row)
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
-        """Forget everything of (group, sample, purpose); False if there is nothing."""
-        key = (group, sample, purpose)
-        rows = [row for row in self.running if _key(row.job.request) == key]
-        jobs = [job for job in self.waiting if _key(job.request) == key]
-        for row in rows:
-            self.finish(row)
-        for job in jobs:
-            self.waiting.remove(job)
-            self._wanted[job.key] -= 1
-            self._forget(job.key)
-        return bool(rows or jobs)
+    def find(self, which: Callable[[Job], bool]) -> list[tuple[Job, Row | None]]:
+        """Jobs, those that run first (with their rows), then those that wait, in order."""
+        running = [(row.job, row) for row in self.running if which(row.job)]
+        return [*running, *((job, None) for job in self.waiting if which(job))]
+
+    def remove(self, which: Callable[[Job], bool]) -> list[Job]:
+        """Forget jobs, running and waiting; their memory is free at once."""
+        found = self.find(which)
+        for job, row in found:
+            if row is not None:
+                self.finish(row)
+            else:
+                self.waiting.remove(job)
+                self._unwant(job)
+        return [job for job, _ in found]
+
+    def replace(self, old: int, new: int, rebuild: bool) -> None:
+        """Jobs under version `old` go on under `new`: with the KV they have, or without. Prompts of `old` stay with their rows."""
+        if rebuild:
+            for row in [row for row in reversed(self.running) if row.job.version == old]:
+                self._put_back(row)
+        for key in [key for key in self._prompts if key[0] == old]:
+            prompt = self._prompts.pop(key)
+            prompt.version = GONE
+            if not prompt.users:
+                self._pool.release(prompt.span)
+        for job, _ in self.find(lambda job: job.version == old):
+            job.version = new
+            if rebuild:
+                job.saved = None
+            elif job.saved:
+                job.saved.prompt.version = GONE
+        self._wanted = Counter(job.key for job in self.waiting)
 
     def _grow(self) -> None:
         """Rule 2. The running list may shrink at its end while it is walked."""
@@ -132,73 +213,116 @@ class Scheduler:
             row = self.running[index]
             missing = self._pool.needed(len(row.tokens)) - len(row.own.places)
             if not self._free(missing):
-                self._preempt()
+                assert len(self.running) > 1, "a row that fits alone ran out of pages alone"
+                self._put_back(self.running[-1])
+                self.preempted += 1
                 continue
             self._pool.extend(row.own, missing)
             index += 1
 
-    def _admit(self) -> list[PromptKV]:
-        """Rule 3. Returns the prompts that came into memory."""
-        fresh: list[PromptKV] = []
+    def _admit(self, step: Step) -> None:
+        """Rule 3. Adds the rows and prompts that came into memory to the step."""
+        filled = 0
         while self.waiting and len(self.running) < self._slots:
             job = self.waiting[0]
-            prompt = self._prompts.get(job.key)
-            tokens = 0 if prompt else len(job.request.prompt_ids)
-            if tokens and fresh and sum(len(p.ids) for p in fresh) + tokens > self._prefill_tokens:
+            prompt = self._present(job)
+            own, tokens = self._pool.needed(len(job.tokens)), _prefilled(job, prompt)
+            if tokens and filled and filled + tokens > self._prefill_tokens:
                 break
-            reserved = self._promised(job, 0) + sum(self._promised(row.job, len(row.own.places)) for row in self.running)
-            if not self._free(self._pool.needed(tokens) + reserved, spare=job.key):
+            reserved = self._promised(job, own) + sum(self._promised(row.job, len(row.own.places)) for row in self.running)
+            missing = 0 if prompt else self._pool.needed(len(job.request.prompt_ids))
+            if not self._free(missing + own + reserved, spare=prompt):
                 break
+            filled += tokens
             self.waiting.popleft()
-            if prompt is None:
-                prompt = self._prompts[job.key] = PromptKV(tuple(job.request.prompt_ids.tolist()))
-                self._pool.extend(prompt.span, self._pool.needed(tokens))
-                fresh.append(prompt)
-            self._wanted[job.key] -= 1
-            self._users[job.key] += 1
-            self.running.append(Row(prompt, job=job, ending=self._watch(job.request)))
-        return fresh
+            self._start(job, prompt, step)
+
+    def _start(self, job: Job, prompt: PromptKV | None, step: Step) -> None:
+        """Give a job its row. Pages are free."""
+        if prompt is None:
+            prompt = self._bring(job)
+            if prompt.last is None:
+                step.fresh.append(prompt)
+        prompt.users += 1
+        row = Row(prompt, tokens=job.tokens, job=job)
+        self._pool.extend(row.own, self._pool.needed(len(job.tokens)))
+        if job.saved is None:
+            step.joins.append(row)
+        else:
+            self._pool.restore(row.own, job.saved.own)
+            job.saved = None
+            step.decode.append(row)
+        self._unwant(job)
+        self.running.append(row)
+
+    def _bring(self, job: Job) -> PromptKV:
+        """The prompt of a job in pages of its own: as it was saved, or still to be prefilled."""
+        saved = job.saved.prompt if job.saved else None
+        prompt = PromptKV(tuple(job.request.prompt_ids.tolist()), saved.version if saved else job.version)
+        self._pool.extend(prompt.span, self._pool.needed(len(prompt.ids)))
+        if saved:
+            self._pool.restore(prompt.span, saved.kv)
+            prompt.last = saved.last
+        if prompt.version == GONE:
+            assert saved is not None
+            saved.placed = prompt
+        else:
+            self._prompts[job.key] = prompt
+        return prompt
+
+    def _present(self, job: Job) -> PromptKV | None:
+        """The prompt in memory that a job continues; KV made under weights that are gone continues only the prompt it was made with."""
+        if job.saved is None or job.saved.prompt.version != GONE:
+            return self._prompts.get(job.key)
+        placed = job.saved.prompt.placed
+        return placed if placed is not None and placed.users else None
 
     def _promised(self, job: Job, held: int) -> int:
-        """Pages to leave free for a job that holds some: one while it may grow, and what it takes to come as far as it had been."""
-        most, before = self._pool.needed(job.growth), self._pool.needed(min(job.reached + 1, job.growth))
-        return max(min(1, most - held), before - held)
+        """Pages to leave free for a job that holds some: one while it may grow."""
+        return min(1, self._pool.needed(job.growth) - held)
 
-    def _free(self, pages: int, spare: PromptKey | None = None) -> bool:
+    def _free(self, pages: int, spare: PromptKV | None = None) -> bool:
         """Whether so many pages are free, after evicting as many prompts without running rows as that takes (never `spare`)."""
         if self._pool.free >= pages:
             return True
-        idle = [key for key in self._prompts if not self._users[key] and key != spare]
+        idle = [key for key, prompt in self._prompts.items() if not prompt.users and prompt is not spare]
         if self._pool.free + sum(len(self._prompts[key].span.places) for key in idle) < pages:
             return False
         while self._pool.free < pages:
             self._pool.release(self._prompts.pop(idle.pop()).span)
         return True
 
-    def _preempt(self) -> None:
-        """Send the youngest running row back to the head of the queue."""
-        row = self.running.pop()
-        assert self.running, "a row that fits alone ran out of pages alone"
-        self.preempted += 1
-        row.job.reached = max(row.job.reached, len(row.tokens))
-        self._wanted[row.job.key] += 1
-        self.waiting.appendleft(row.job)
-        self._leave(row)
+    def _put_back(self, row: Row) -> None:
+        """Send a running row back to the head of the queue, with its tokens and without its KV."""
+        self.put_first([row.job])
+        self.finish(row)
 
     def _leave(self, row: Row) -> None:
         """Free what only this row used."""
         self._pool.release(row.own)
-        self._users[row.job.key] -= 1
-        self._forget(row.job.key)
+        row.prompt.users -= 1
+        self._forget((row.prompt.version, row.job.prompt), row.prompt)
 
-    def _forget(self, key: PromptKey) -> None:
+    def _unwant(self, job: Job) -> None:
+        """A job waits no longer."""
+        self._wanted[job.key] -= 1
+        if not self._wanted[job.key]:
+            del self._wanted[job.key]
+        self._forget(job.key, self._prompts.get(job.key))
+
+    def _forget(self, key: PromptKey, prompt: PromptKV | None) -> None:
         """Free a prompt that nobody continues any more."""
-        if self._users[key] or self._wanted[key]:
+        if prompt is None or prompt.users:
             return
-        del self._users[key], self._wanted[key]
-        if key in self._prompts:
-            self._pool.release(self._prompts.pop(key).span)
+        if self._prompts.get(key) is prompt:
+            if key in self._wanted:
+                return
+            del self._prompts[key]
+        self._pool.release(prompt.span)
 
 
-def _key(request: Request) -> tuple[int, int, Purpose]:
-    return request.group, request.sample, request.purpose
+def _prefilled(job: Job, prompt: PromptKV | None) -> int:
+    """Tokens that run through the model when a job starts on a prompt in memory, or on none."""
+    if job.saved is not None:
+        return 0
+    return len(job.tokens) + (0 if prompt else len(job.request.prompt_ids))

@@ -9,6 +9,7 @@ the version counter and the address of its weights, so whatever changes weights 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,9 +59,9 @@ class _Derived:
 class Projection:
     """One or more linear layers that read the same input, run as one product: the one place where the body multiplies matrices.
 
-    The layers' parameters keep their own names but lie next to each other in one storage. Without gradients the product
-    reads that storage, or a packed copy of it. With gradients, or after something moved a parameter elsewhere (deepcopy,
-    `.to`, a wrapper), the parts are concatenated at use.
+    The layers' parameters keep their own names but lie next to each other in one storage, also in deep copies. Without
+    gradients the product reads that storage, or a packed copy of it. With gradients, or after something moved a parameter
+    elsewhere (`.to`, a wrapper), the parts are concatenated at use.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
@@ -72,8 +73,12 @@ class Projection:
                 parts = [getattr(layer, kind) for layer in layers]
                 if parts[0] is not None:
                     together = torch.cat([part.detach() for part in parts])
-                    for layer, part in zip(layers, torch.split(together, sizes), strict=True):
-                        setattr(layer, kind, nn.Parameter(part))
+                    for layer, old, part in zip(layers, parts, torch.split(together, sizes), strict=True):
+                        setattr(layer, kind, nn.Parameter(part, requires_grad=old.requires_grad))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Projection:
+        """One of the copied layers: copying parameters one by one takes them apart."""
+        return Projection(*copy.deepcopy(self.layers, memo))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x."""

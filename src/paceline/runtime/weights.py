@@ -120,7 +120,7 @@ class Weights:
         self.serving.pop(command.instance, None)
         with self._watch.during("publish"):
             try:
-                fingerprint: str = await seat.call("load", stored.ref, stored.location)
+                fingerprint: str = await seat.call("load", stored.ref, stored.location, command.unfinished, command.replaces)
                 probe: ProbeReport = await seat.call("probe", self._probe_ids)
             except WorkerLost:
                 return

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from paceline.algo.counter import stream_key, uniforms
-from paceline.ports.rollout import EngineLoad, Failure, Unfinished
+from paceline.ports.moving import Carried
+from paceline.ports.places import Places
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
 from paceline.types.errors import EngineError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Purpose, Request, Trajectory
@@ -23,19 +27,27 @@ def counted_length(request: Request) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _Job:
+    """A trajectory, waiting or running."""
+
     request: Request
-    started: float
-    length: int
+    version: int
+    started: float | None = None
+    length: int = 0
+    """Tokens after which it ends by itself; set when it starts."""
     ids: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    kv: bool = False
+    """Whether the KV of prompt and tokens exists."""
 
 
 class FakeEngine:
-    """Engine, Cancels and HoldsWeights of `ports.rollout` in memory.
+    """Engine, Cancels, HoldsWeights and MovesState of `ports.rollout` in memory.
 
     Every running trajectory gets one token per step, drawn from all ids below `vocabulary` but `eos_id` with its counter-based
     number; the token at its length is `eos_id`. Tokens do not depend on version, order or neighbours. Requests start in
-    order of submission while a slot is free and their worst case fits. Stop strings and filters have no effect.
+    order of submission while a slot is free and their worst case fits. Stop strings and filters have no effect. KV is a mark on
+    the trajectory: `prefilled` counts the tokens of those that start without it, each with its own prompt.
     """
 
     def __init__(
@@ -44,6 +56,7 @@ class FakeEngine:
         instance: str = "fake",
         slots: int = 8,
         kv_tokens: int = 1 << 30,
+        versions_held: int = 1,
         vocabulary: int = 100,
         eos_id: int = 2,
         length: Callable[[Request], int] = counted_length,
@@ -53,7 +66,7 @@ class FakeEngine:
         checksum: Callable[[WeightsRef, str], str] = lambda ref, location: ref.fingerprint or f"version-{ref.version}",
         score: Callable[[int, int], float] | None = None,
     ) -> None:
-        """fail: an error at admission, or None. checksum: what `load` finds at a location.
+        """fail: an error at admission, or None. checksum: what `load` finds at a location; the load fails with what it raises.
 
         score: (version, token) -> log-prob that `probe` reports; by default that of the uniform distribution.
         """
@@ -62,17 +75,21 @@ class FakeEngine:
         self._decode, self._clock, self._checksum = decode, clock, checksum
         self._logprob = -math.log(vocabulary)
         self._score = score or (lambda version, token: self._logprob)
-        self._waiting: deque[Request] = deque()
-        self._running: list[_Running] = []
+        self._waiting: deque[_Job] = deque()
+        self._running: list[_Job] = []
         self._refused: list[Failure] = []
-        self._version, self._fingerprint, self._tokens = 0, "version-0", 0
+        self._places = Places(instance, versions_held)
+        self._fingerprints = ["version-0"] * versions_held
+        self._tokens = 0
+        self.prefilled = 0
+        """Tokens read to make KV, since the start."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests in order; impossible ones come back from the next `step` as Failures."""
         for request in requests:
             reason = self._refusal(request)
             if reason is None:
-                self._waiting.append(request)
+                self._waiting.append(_Job(request, request.version))
             else:
                 self._refused.append(_failure(request, reason))
 
@@ -81,49 +98,91 @@ class FakeEngine:
         ended: list[Trajectory | Failure] = list(self._refused)
         self._refused.clear()
         self._admit(ended)
-        for running in list(self._running):
-            token = self._token(running)
-            running.ids.append(token)
+        for job in list(self._running):
+            token = self._token(job)
+            job.ids.append(token)
+            job.versions.append(job.version)
             self._tokens += 1
-            ends = token == self._eos_id or token in running.request.sampling.stop_ids
-            if ends or len(running.ids) == running.request.sampling.max_tokens:
-                self._running.remove(running)
-                ended.append(self._trajectory(running, "eos" if ends else "length"))
+            ends = token == self._eos_id or token in job.request.sampling.stop_ids
+            if ends or len(job.ids) == job.request.sampling.max_tokens:
+                self._running.remove(job)
+                ended.append(self._trajectory(job, "eos" if ends else "length"))
         return ended
 
     def load_state(self) -> EngineLoad:
         """Present load. KV tokens are those of prompts and sampled tokens; refused requests wait until `step` has returned them."""
-        held = sum(len(r.request.prompt_ids) + len(r.ids) for r in self._running)
+        held = sum(len(job.request.prompt_ids) + len(job.ids) for job in self._running)
         return EngineLoad(held, len(self._running), len(self._waiting) + len(self._refused), self._tokens)
 
     def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
         """Forget a trajectory of this purpose, running or waiting."""
-        before, key = len(self._running) + len(self._waiting), (group, sample, purpose)
-        self._running = [r for r in self._running if _key(r.request) != key]
-        self._waiting = deque(r for r in self._waiting if _key(r) != key)
-        return len(self._running) + len(self._waiting) < before
+        return bool(self._remove(lambda job: _key(job.request) == (group, sample, purpose)))
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
-        return InstanceInfo(self._instance, self._slots, kv_tokens=self._kv_tokens)
+        return InstanceInfo(self._instance, self._slots, self._kv_tokens, self._places.count, exports_kv=True)
 
     def load(self, ref: WeightsRef, location: str, unfinished: Unfinished = "none", replaces: int | None = None) -> str:
-        """Serve another version; raises EngineError while there is work."""
-        if self._running or self._waiting:
-            raise EngineError(f"{self._instance}: cannot load version {ref.version} with {len(self._running)} trajectories running")
-        self._version, self._fingerprint = ref.version, self._checksum(ref, location)
-        return self._fingerprint
+        """Serve another version. Work under the replaced one fails with the load."""
+        place, leaving = self._places.make_way(ref, unfinished, replaces, self._work)
+        try:
+            self._fingerprints[place] = checksum = self._checksum(ref, location)
+        except Exception:  # whatever it was, the old weights are no longer whole
+            reason = f"version {leaving} made way for version {ref.version}, which could not be loaded"
+            self._refused += [_failure(job.request, reason) for job in self._remove(lambda job: job.version == leaving)]
+            raise
+        if unfinished == "recompute":
+            self._put_back(lambda job: job.version == leaving)
+        for job in (*self._running, *self._waiting):
+            if job.version == leaving:
+                job.version, job.kv = ref.version, job.kv and unfinished != "recompute"
+        self._places.arrived(ref.version, place)
+        return checksum
 
     def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
-        """Log-probs by `score`, [n - 1]; raises EngineError for fewer than two tokens."""
+        """Log-probs by `score`, [n - 1]; raises EngineError for fewer than two tokens or a version that is not held."""
         if len(ids) < 2:
-            raise EngineError(f"{self._instance}: cannot probe {len(ids)} tokens")
-        return ProbeReport(self._version, self._fingerprint, tuple(self._score(self._version, token) for token in ids[1:]))
+            raise EngineError(f"{self._instance}: cannot probe {len(ids)} tokens: it takes two at least")
+        found, place = self._places.find(version)
+        return ProbeReport(found, self._fingerprints[place], tuple(self._score(found, token) for token in ids[1:]))
 
-    def _refusal(self, request: Request) -> str | None:
+    def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
+        """Write trajectories as JSON and forget them."""
+        wanted = {(group, sample, "train") for group, sample in trajectories}
+        jobs = [job for job in (*self._running, *self._waiting) if _key(job.request) in wanted]
+        items = [{"kv": job.kv, "job": self._carried(job).as_json()} for job in jobs]
+        try:
+            Path(location).write_text(json.dumps(items))
+        except OSError as error:
+            raise EngineError(f"{self._instance}: cannot write the state of trajectories to {location} ({error})") from error
+        self._remove(lambda job: job in jobs)
+        return tuple((job.request.group, job.request.sample) for job in jobs)
+
+    def take_in(self, location: str) -> TakenIn:
+        """Go on with what another fake wrote."""
+        try:
+            items = json.loads(Path(location).read_text())
+            found = [(Carried.of_json(item["job"]), bool(item["kv"])) for item in items]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise EngineError(f"{self._instance}: cannot read the state of trajectories at {location} ({error!r})") from error
+        for carried, _ in found:
+            reason = self._refusal(carried.request, carried.version)
+            if reason is not None:
+                raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
+        now = self._clock()
+        for carried, kv in reversed(found):
+            started = None if carried.seconds is None else now - carried.seconds
+            length = 0 if started is None else self._length(carried.request)
+            self._waiting.appendleft(_Job(carried.request, carried.version, started, length, carried.tokens, carried.versions, kv))
+        lost = [carried for carried, kv in found if carried.tokens and not kv]
+        return TakenIn(tuple(carried.key for carried, _ in found), sum(len(c.request.prompt_ids) + len(c.tokens) for c in lost))
+
+    def _refusal(self, request: Request, version: int | None = None) -> str | None:
+        """Why a request cannot run here, under its own version or another one."""
         total = len(request.prompt_ids) + request.sampling.max_tokens
-        if request.version != self._version:
-            return f"version {request.version} was asked for, {self._instance} holds {self._version}"
+        wanted = request.version if version is None else version
+        if wanted not in self._places.held:
+            return f"version {wanted} was asked for, {self._instance} holds {self._places.named()}"
         if not len(request.prompt_ids):
             return "the prompt is empty"
         if request.sampling.max_tokens < 1:
@@ -135,35 +194,61 @@ class FakeEngine:
     def _admit(self, ended: list[Trajectory | Failure]) -> None:
         """Start waiting requests while they fit; requests that `fail` names end here."""
         while self._waiting and len(self._running) < self._slots:
-            request = self._waiting[0]
-            if sum(_most(r.request) for r in self._running) + _most(request) > self._kv_tokens:
+            job = self._waiting[0]
+            if sum(_most(r.request) for r in self._running) + _most(job.request) > self._kv_tokens:
                 break
             self._waiting.popleft()
-            error = self._fail(request)
-            if error is not None:
-                ended.append(_failure(request, error))
-            else:
-                self._running.append(_Running(request, self._clock(), self._length(request)))
+            if job.started is None:
+                error = self._fail(job.request)
+                if error is not None:
+                    ended.append(_failure(job.request, error))
+                    continue
+                job.started, job.length = self._clock(), self._length(job.request)
+            if not job.kv:
+                self.prefilled += len(job.request.prompt_ids) + len(job.ids)
+                job.kv = True
+            self._running.append(job)
 
-    def _token(self, running: _Running) -> int:
-        if len(running.ids) + 1 >= running.length:
+    def _remove(self, which: Callable[[_Job], bool]) -> list[_Job]:
+        """Forget jobs, running and waiting; those forgotten."""
+        found = [job for job in (*self._running, *self._waiting) if which(job)]
+        self._running = [job for job in self._running if job not in found]
+        self._waiting = deque(job for job in self._waiting if job not in found)
+        return found
+
+    def _put_back(self, which: Callable[[_Job], bool]) -> None:
+        """Send running jobs to the head of the queue, in their order."""
+        back = [job for job in self._running if which(job)]
+        self._running = [job for job in self._running if job not in back]
+        self._waiting.extendleft(reversed(back))
+
+    def _work(self, version: int) -> int:
+        return sum(job.version == version for job in (*self._running, *self._waiting))
+
+    def _carried(self, job: _Job) -> Carried:
+        seconds = None if job.started is None else self._clock() - job.started
+        return Carried(job.request, job.version, job.ids, [self._logprob] * len(job.ids), [], job.versions, seconds)
+
+    def _token(self, job: _Job) -> int:
+        if len(job.ids) + 1 >= job.length:
             return self._eos_id
-        token = int(uniforms(_numbers(running.request), len(running.ids)) * (self._vocabulary - 1))
+        token = int(uniforms(_numbers(job.request), len(job.ids)) * (self._vocabulary - 1))
         return token + (token >= self._eos_id)
 
-    def _trajectory(self, running: _Running, finish: FinishReason) -> Trajectory:
-        request, n = running.request, len(running.ids)
+    def _trajectory(self, job: _Job, finish: FinishReason) -> Trajectory:
+        request, n = job.request, len(job.ids)
+        assert job.started is not None
         return Trajectory(
             group=request.group,
             sample=request.sample,
             attempt=request.attempt,
             prompt_ids=request.prompt_ids,
-            ids=np.array(running.ids, dtype=np.int32),
-            columns={LOGPROB: np.full(n, self._logprob, dtype=np.float32), VERSION: np.full(n, request.version, dtype=np.int32)},
+            ids=np.array(job.ids, dtype=np.int32),
+            columns={LOGPROB: np.full(n, self._logprob, dtype=np.float32), VERSION: np.array(job.versions, dtype=np.int32)},
             finish=finish,
-            text=self._decode(running.ids[:-1] if finish == "eos" else running.ids),
+            text=self._decode(job.ids[:-1] if finish == "eos" else job.ids),
             instance=self._instance,
-            seconds=self._clock() - running.started,
+            seconds=self._clock() - job.started,
             purpose=request.purpose,
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.durable import whole
-from paceline.types.errors import CheckpointError, EngineError, TrainerError
+from paceline.types.errors import CheckpointError, ModelError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Prompt, ScoredGroup, Trajectory
 from paceline.types.weights import WeightsRef
@@ -115,12 +115,12 @@ class FakeTrainer:
 
 
 def read_weights(location: Path) -> tuple[str, int]:
-    """Fingerprint of what a fake trainer published, and the one weight in it: the number of updates applied. EngineError if unreadable."""
+    """Fingerprint of what a fake trainer published, and the one weight in it: the number of updates applied. ModelError if unreadable."""
     try:
         content = location.read_bytes()
         return sha256(content).hexdigest(), int(json.loads(content)["applied"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"{location}: no weights of a fake trainer ({error})") from error
+        raise ModelError(f"{location}: no weights of a fake trainer ({error})") from error
 
 
 def probe_logprobs(applied: int, ids: Sequence[int]) -> tuple[float, ...]:
