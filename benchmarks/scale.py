@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from evidence import ROOT, measured
 from paceline.cli import wire
 from paceline.config.load import load
@@ -80,7 +81,9 @@ def overrides(name: str, args: argparse.Namespace, costs: dict[str, float]) -> l
 def rollout(args: argparse.Namespace, step_seconds: float) -> tuple[float, int]:
     """Seconds that one round takes on the instances when all of it is submitted at once, and its tokens: engines in virtual time."""
     longest, tokens = 0.0, 0
-    costs = EngineCosts(DecodeCost(step_seconds, SEQUENCE_SECONDS, CONTEXT_SECONDS), LinearCost(0.0, SEQUENCE_SECONDS), 0.0, LinearCost(0.0, 0.0))
+    costs = EngineCosts(
+        DecodeCost(step_seconds, SEQUENCE_SECONDS, CONTEXT_SECONDS), LinearCost(0.0, SEQUENCE_SECONDS), 0.0, LinearCost(0.0, 0.0)
+    )
     for instance in range(args.instances):
         now = [0.0]
         engine = EmulatedEngine(

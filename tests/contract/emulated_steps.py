@@ -11,7 +11,7 @@ from paceline.types.records import Trajectory
 
 
 class Steps(EmulatedEngine):
-    """One `step` is one second, and a decode step takes one second; nothing else takes any time."""
+    """A `step` waits until every trajectory has one token more; nothing but decoding takes any time."""
 
     def __init__(self, *, instance: str, slots: int, kv_tokens: int, versions_held: int = 1, **others: Any) -> None:
         self.now = 0.0
@@ -22,9 +22,11 @@ class Steps(EmulatedEngine):
         )  # fmt: skip
 
     def step(self) -> Sequence[Trajectory | Failure]:
-        first = super().step()
-        self.now += 1.0
-        return [*first, *super().step()]
+        ended, before = list(super().step()), self._batch.count
+        while self._batch.tracks and self._batch.count == before:
+            self.now += 1.0
+            ended += super().step()
+        return ended
 
 
 def publish(directory: Path, number: int) -> str:
