@@ -8,7 +8,8 @@ lengths. `colocated` is the serial schedule where both phases have the resources
 and a trainer twice as fast.
 
 All seconds of `figures` are emulated ones but where a name says real. The steady state is what lies between two updates, whole publish
-periods apart; a small run (`--instances 2 --groups 16 ...`) takes seconds.
+periods apart, after a warm-up and before the last periods, in which nothing new is generated any more. A small run
+(`--instances 2 --groups 16 ...`) takes seconds.
 """
 
 from __future__ import annotations
@@ -48,9 +49,18 @@ CONTEXT_SECONDS = 64 * 8 * 128 * 2 * 2 / (4 * 3.35e12)
 SCHEDULES = ("serial", "colocated", "one-step-off", "keep", "multiversion")
 
 
+ROUNDS = ("serial", "colocated", "pipelined")
+"""Schedules whose publish periods do not overlap: one is enough to warm up."""
+
+
+def margins(name: str, args: argparse.Namespace) -> tuple[int, int]:
+    """Publish periods before and after the steady state."""
+    return (1, 0) if name in ROUNDS else (args.warmup, args.window - 1)
+
+
 def overrides(name: str, args: argparse.Namespace, costs: dict[str, float]) -> list[str]:
     """The configuration of one schedule."""
-    upp = args.groups // args.update
+    upp, (before, after) = args.groups // args.update, margins(name, args)
     presets = {
         "serial": ["schedule.preset=serial", f"schedule.groups_per_round={args.groups}"],
         "pipelined": ["schedule.preset=pipelined", f"schedule.groups_per_round={args.groups}"],
@@ -59,11 +69,11 @@ def overrides(name: str, args: argparse.Namespace, costs: dict[str, float]) -> l
         "multiversion": ["schedule.preset=multiversion", f"schedule.version_window={args.window}"],
     }
     both = 2 if name == "colocated" else 1
-    flow = [] if name in ("serial", "colocated", "pipelined") else [f"schedule.updates_per_publish={upp}"]
+    flow = [] if name in ROUNDS else [f"schedule.updates_per_publish={upp}"]
     if flow and args.in_flight and name != "one-step-off":
         flow.append(f"schedule.in_flight_groups={args.in_flight}")
     return [
-        f"run.dir={args.runs / name}", f"run.updates={upp * (args.warmup + args.periods)}", f"run.seed={args.seed}",
+        f"run.dir={args.runs / name}", f"run.updates={upp * (before + args.periods + after)}", f"run.seed={args.seed}",
         "task.kind=synthetic", f"task.size={args.groups}",
         "rollout.engine=emulated", f"rollout.instances={args.instances * both}", f"rollout.slots={args.slots}",
         f"rollout.kv_tokens={args.kv_tokens}", f"rollout.max_prompt_tokens={args.prompt}", f"rollout.max_tokens={args.most}",
@@ -103,12 +113,11 @@ def rollout(args: argparse.Namespace, step_seconds: float) -> tuple[float, int]:
 
 def calibrated(args: argparse.Namespace) -> tuple[dict[str, float], dict[str, Any]]:
     """Costs in emulated seconds, and what they were fitted to. Another scale keeps the published balance of rollout and training."""
-    low, high = 0.0, 0.2
     target = ROLLOUT_SECONDS * args.most / 30_000
-    for _ in range(20):
-        middle = (low + high) / 2
-        seconds, tokens = rollout(args, middle)
-        low, high = (middle, high) if seconds < target else (low, middle)
+    low, high = 0.01, 0.03
+    at_low, at_high = rollout(args, low)[0], rollout(args, high)[0]  # linear in it: who decodes when does not change
+    middle = low + (high - low) * (target - at_low) / (at_high - at_low)
+    seconds, tokens = rollout(args, middle)
     update, publish, live = 0.5, 2.0, 2.0
     upp = args.groups // args.update
     train = target * (STEP_SECONDS / ROLLOUT_SECONDS - 1)
@@ -179,7 +188,7 @@ def run(name: str, config: Config, args: argparse.Namespace) -> dict[str, Any]:
     ledger = Path(config.run.dir) / "ledger.sqlite"
     records = _records(ledger)
     report = audit(ledger)
-    figures = steady(records, config, args.warmup, args.periods)
+    figures = steady(records, config, args.groups // args.update, margins(name, args)[0], args.periods)
     figures["audit"] = {"events": report.events, "commands": report.commands, "violations": list(report.violations)}
     figures["controller"] = _controller(timers, report.events, report.events + report.commands, wall, cpu)
     figures["notices"] = notices[:5]
@@ -214,9 +223,9 @@ def _records(ledger: Path) -> list[Record]:
         reader.close()
 
 
-def steady(records: Sequence[Record], config: Config, warmup: int, periods: int) -> dict[str, Any]:
+def steady(records: Sequence[Record], config: Config, upp: int, warmup: int, periods: int) -> dict[str, Any]:
     """Figures of the steady state, in emulated seconds."""
-    scale, upp = config.emulated.time_scale, config.run.updates // (warmup + periods)
+    scale = config.emulated.time_scale
     asked = {r.value.id: r for r in records if r.direction == "command"}
     ends = {r.value.update: r.now for r in records if isinstance(r.value, e.UpdateFinished)}
     start, end = ends[upp * warmup], ends[upp * (warmup + periods)]
