@@ -13,11 +13,11 @@ from paceline.types.records import Trajectory
 class Steps(EmulatedEngine):
     """A `step` waits until every trajectory has one token more; nothing but decoding takes any time."""
 
-    def __init__(self, *, instance: str, slots: int, kv_tokens: int, versions_held: int = 1, **others: Any) -> None:
+    def __init__(self, *, instance: str, slots: int, kv_tokens: int, versions_held: int = 1, cut: bool = False, **others: Any) -> None:
         self.now = 0.0
         costs = EngineCosts(DecodeCost(1.0, 0.0), LinearCost(0.0, 0.0), 0.0, LinearCost(0.0, 0.0))
         super().__init__(
-            instance=instance, slots=slots, kv_tokens=kv_tokens, versions_held=versions_held, costs=costs, lengths=Lengths(9, 0.5),
+            instance=instance, slots=slots, kv_tokens=kv_tokens, versions_held=versions_held, costs=costs, lengths=Lengths(9, 0.5, (1000,) if cut else ()),
             solved=0.5, clock=lambda: self.now, sleep=lambda seconds: None,
         )  # fmt: skip
 

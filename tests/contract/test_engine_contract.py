@@ -50,9 +50,9 @@ def directories(kind, models, tmp_path):
 
 @pytest.fixture
 def make(kind, models):
-    """Builds an engine with the given slots and KV capacity."""
+    """Builds an engine. cut: trajectories all reach their limit, as the model's do that have no further end of sequence."""
 
-    def build(slots=4, kv_tokens=512, versions_held=1):
+    def build(slots=4, kv_tokens=512, versions_held=1, cut=False):
         ticks = itertools.count()
         common = {
             "instance": "e7",
@@ -61,10 +61,11 @@ def make(kind, models):
             "versions_held": versions_held,
             "clock": lambda: float(next(ticks)),
         }
-        if kind == "fake":
-            return FakeEngine(**common, checksum=checksum)
         if kind == "emulated":
-            return Steps(**common)
+            return Steps(**common, cut=cut)
+        if kind == "fake":
+            lengths = {"length": lambda request: request.sampling.max_tokens + 1} if cut else {}
+            return FakeEngine(**common, **lengths, checksum=checksum)
         loaded = load(ModelConfig(path=models[0], dtype="float64"))
         tokenizer = load_tokenizer(loaded.directory)
         return TorchEngine(loaded, decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True), page=4, **common)
@@ -444,3 +445,130 @@ def test_a_load_that_fails_ends_the_work_it_replaced_and_leaves_the_other_versio
     engine.load(WeightsRef(3), directories[0])
     engine.submit([ask(2, 0, version=3)])
     assert set(drain(engine)[0].columns[VERSION]) == {3}
+
+
+# --- trajectories that move
+
+
+def moved(source, target, trajectories, path):
+    """Hand over and take in; what left, and what the target says."""
+    left = source.hand_over(trajectories, str(path))
+    taken = target.take_in(str(path))
+    assert taken.trajectories == left
+    return left, taken
+
+
+def test_moved_trajectories_sample_the_tokens_they_would_have_sampled_where_they_were(make, tmp_path):
+    requests = [ask(g, s, length=4 + 3 * g, stop_ids=STOPS[:4], max_tokens=14) for g in range(2) for s in range(4)]
+    alone = make(slots=8)
+    alone.submit(requests)
+    expected = texts(drain(alone))
+    source, target = make(slots=8), make(slots=3)
+    early = begun(source, *requests)
+    wanted = [(0, 1), (1, 0), (1, 3), (0, 3)]
+    left, taken = moved(source, target, wanted, tmp_path / "state")
+    done = {(r.group, r.sample) for r in early}
+    assert set(left) == set(wanted) - done
+    assert taken.prefilled_tokens == 0
+    results = [*drain(source), *drain(target)]
+    assert sorted((r.group, r.sample) for r in [*early, *results]) == sorted(expected)
+    assert texts([*early, *results]) == expected
+    assert target.prefilled == 0
+    for result in results:
+        assert len(result.columns[LOGPROB]) == len(result.columns[VERSION]) == len(result.ids)
+        assert result.seconds > 0
+    assert source.load_state().kv_used == target.load_state().kv_used == 0
+
+
+def test_a_move_changes_nothing_for_those_who_stay_and_for_those_who_were_there(make, tmp_path):
+    source, target = make(cut=True), make(cut=True)
+    begun(source, *(ask(0, s, stop_ids=()) for s in range(4)))
+    begun(target, *(ask(1, s, stop_ids=()) for s in range(2)))
+    assert moved(source, target, [(0, 2), (0, 0), (7, 7)], tmp_path / "state")[0] == ((0, 0), (0, 2))
+    assert (source.load_state().running, target.load_state().running + target.load_state().waiting) == (2, 4)
+    assert {(r.group, r.sample) for r in drain(source)} == {(0, 1), (0, 3)}
+    assert {(r.group, r.sample) for r in drain(target)} == {(0, 0), (0, 2), (1, 0), (1, 1)}
+
+
+def test_one_that_finished_or_never_came_or_is_evaluated_is_left_out_of_a_move(make, tmp_path):
+    source, target = make(cut=True), make(cut=True)
+    begun(source, ask(0, 0, max_tokens=1), ask(0, 1, purpose="eval", stop_ids=()), steps=1)
+    left, taken = moved(source, target, [(0, 0), (0, 1), (5, 5)], tmp_path / "state")
+    assert (left, taken.trajectories, taken.prefilled_tokens) == ((), (), 0)
+    assert drain(target) == []
+    assert [r.purpose for r in drain(source)] == ["eval"]
+
+
+def test_waiting_trajectories_move_too_and_run_before_newer_ones(make, tmp_path):
+    source, target = make(slots=1, cut=True), make(slots=1, cut=True)
+    begun(source, *(ask(0, s, stop_ids=(), max_tokens=5) for s in range(3)))
+    begun(target, ask(1, 0, stop_ids=(), max_tokens=5), ask(1, 1, stop_ids=(), max_tokens=5))
+    left, taken = moved(source, target, [(0, 0), (0, 2)], tmp_path / "state")
+    assert (left, taken.prefilled_tokens) == (((0, 0), (0, 2)), 0)
+    assert [(r.group, r.sample) for r in drain(target)] == [(1, 0), (0, 0), (0, 2), (1, 1)]
+    assert [(r.group, r.sample) for r in drain(source)] == [(0, 1)]
+
+
+def test_trajectories_move_under_their_own_version_and_to_nobody_who_does_not_hold_it(make, directories, tmp_path):
+    source, target, stranger = make(versions_held=2, cut=True), make(), make()
+    for engine, version in ((source, 1), (source, 2), (target, 2), (stranger, 1)):
+        engine.load(WeightsRef(version), directories[version - 1])
+    begun(source, ask(0, 0, version=2, stop_ids=()), ask(1, 0, version=1, stop_ids=()))
+    source.hand_over([(0, 0)], str(tmp_path / "state"))
+    with pytest.raises(EngineError, match="not 2"):
+        stranger.take_in(str(tmp_path / "state"))
+    assert stranger.load_state().waiting == 0
+    target.take_in(str(tmp_path / "state"))
+    assert [(r.group, set(r.columns[VERSION])) for r in drain(target)] == [(0, {2})]
+    assert [(r.group, set(r.columns[VERSION])) for r in drain(source)] == [(1, {1})]
+
+
+def test_a_trajectory_may_move_on_and_back_before_it_ran_again(make, tmp_path):
+    engines = [make(cut=True) for _ in range(3)]
+    alone = make(cut=True)
+    for engine in (alone, engines[0]):
+        begun(engine, *(ask(0, s, stop_ids=(), max_tokens=9) for s in range(2)))
+    for here, there in ((0, 1), (1, 2), (2, 0)):
+        assert moved(engines[here], engines[there], [(0, 0), (0, 1)], tmp_path / f"state{here}")[1].prefilled_tokens == 0
+    assert texts(drain(engines[0])) == texts(drain(alone))
+
+
+def test_a_moved_trajectory_can_be_aborted_where_it_came_to_and_is_unknown_where_it_was(make, tmp_path):
+    source, target = make(cut=True), make(cut=True)
+    begun(source, ask(0, 0, stop_ids=()))
+    moved(source, target, [(0, 0)], tmp_path / "state")
+    assert not source.abort(0, 0)
+    assert target.abort(0, 0)
+    assert drain(target) == drain(source) == []
+    assert target.load_state().kv_used == 0
+
+
+def test_a_state_file_that_cannot_be_read_or_written_is_refused_and_moves_nothing(make, tmp_path):
+    source, target = make(cut=True), make(cut=True)
+    begun(source, ask(0, 0, stop_ids=()))
+    with pytest.raises(EngineError, match="cannot write"):
+        source.hand_over([(0, 0)], str(tmp_path / "nowhere" / "state"))
+    assert source.load_state().running == 1
+    source.hand_over([(0, 0)], str(tmp_path / "state"))
+    (tmp_path / "cut").write_bytes((tmp_path / "state").read_bytes()[:-20])
+    for name in ("cut", "absent"):
+        with pytest.raises(EngineError, match="cannot read"):
+            target.take_in(str(tmp_path / name))
+    assert target.load_state().waiting == 0
+    target.take_in(str(tmp_path / "state"))
+    assert len(drain(target)) == 1
+
+
+def test_weights_may_arrive_under_work_that_was_taken_in_and_has_not_run_yet(make, directories, tmp_path):
+    for unfinished in ("keep", "recompute"):
+        source, target = make(cut=True), make(slots=1, cut=True)
+        for engine in (source, target):
+            engine.load(WeightsRef(1), directories[0])
+        begun(source, *(ask(0, s, version=1, stop_ids=(), max_tokens=8) for s in range(3)))
+        moved(source, target, [(0, 0), (0, 1), (0, 2)], tmp_path / "state")
+        target.load(WeightsRef(2), directories[1], unfinished, replaces=1)
+        results = drain(target)
+        assert sorted(r.sample for r in results) == [0, 1, 2]
+        assert all(r.columns[VERSION].tolist() == [1] * 3 + [2] * (len(r.ids) - 3) for r in results)
+        assert (target.prefilled > 0) == (unfinished == "recompute")
+        assert target.load_state().kv_used == 0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.engines.endings import Ending
 from paceline.engines.pages import PagePool
-from paceline.engines.scheduler import Job, Scheduler
+from paceline.engines.scheduler import GONE, Job, Scheduler
 from paceline.models.packed import Shape
 from paceline.types.records import Request, Sampling
 
@@ -81,6 +81,27 @@ def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, p
         for at, number in aborts:
             if at == now and planner.remove(lambda job, number=number: job.request.group == number):
                 del expected[number]
+        if not planner.running and not planner.waiting:
+            break
+    assert sorted(ended) == sorted(expected.items())
+    assert pool.free == pages
+
+
+@settings(max_examples=200, deadline=None)
+@given(works, st.integers(3, 14), st.integers(1, 6), st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=6))
+def test_new_weights_at_any_moment_reach_every_job_and_no_row_starts_on_a_prompt_of_old_ones(work, pages, slots, updates):
+    planner, pool = scheduler(pages, slots)
+    expected, ended, version = submitted(planner, work), [], 0
+    for now in range(3000):
+        for _, rebuild in [update for update in updates if update[0] == now]:
+            planner.replace(version, version + 1, rebuild)
+            version += 1
+        step = planner.plan()
+        assert all(row.job.version == version for row in step.rows)
+        assert all(prompt.version == version for prompt in step.fresh)
+        assert all(row.prompt.version == version for row in step.joins)
+        assert all(row.prompt.version in (version, GONE) for row in step.decode)
+        ended += advance(planner, step)
         if not planner.running and not planner.waiting:
             break
     assert sorted(ended) == sorted(expected.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.types.records import Purpose, Request
@@ -117,6 +117,11 @@ class Batch:
         _one_less(self.versions, track.version)
         _one_less(self._users, track.prompt)
         self.shared -= self.fresh(track)
+
+    def state(self, track: Track) -> Track:
+        """A copy as it would wait elsewhere, with its KV cache if it has one."""
+        runs = track.ticket >= 0
+        return replace(track, done=self.sampled(track), kv=runs or track.kv, ticket=-1, versions=list(track.versions))
 
     def change(self, track: Track, version: int) -> None:
         """Its next token is of another version."""

@@ -117,7 +117,7 @@ class EmulatedEngine:
         """Queue requests in order; impossible ones come back from the next `step` as Failures."""
         self._catch_up()
         for request in requests:
-            reason = self._refusal(request, request.version)
+            reason = self._refusal(request)
             if reason is None:
                 self._waiting.append(self._track(request))
             else:
@@ -144,7 +144,7 @@ class EmulatedEngine:
     def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
         """Forget a trajectory of this purpose, running or waiting."""
         self._catch_up()
-        return self._take_out((purpose, group, sample)) is not None
+        return self._take_out((purpose, group, sample))
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -181,16 +181,19 @@ class EmulatedEngine:
         return ProbeReport(asked, weights.fingerprint, probe_logprobs(weights.number, ids))
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
-        """Take training trajectories out and write their state, as long as their KV tokens take."""
+        """Write the state of training trajectories and take them out, as long as their KV tokens take."""
         self._catch_up()
-        found = [track for group, sample in trajectories if (track := self._take_out(("train", group, sample))) is not None]
+        wanted = {("train", group, sample) for group, sample in trajectories}
+        tracks = [track for track in (*self._batch.tracks.values(), *self._waiting) if track.key in wanted]
+        states = [self._batch.state(track) for track in tracks]
         try:
-            Path(location).write_bytes(pickle.dumps(found))
+            Path(location).write_bytes(pickle.dumps(states))
         except OSError as error:
-            self._waiting.extendleft(reversed(found))
             raise EngineError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
-        self._stall(self._costs.move.seconds(_kv_tokens(found)))
-        return _names(found)
+        for track in tracks:
+            self._take_out(track.key)
+        self._stall(self._costs.move.seconds(_kv_tokens(states)))
+        return _names(states)
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with what `hand_over` wrote, as long as its KV tokens take."""
@@ -199,8 +202,8 @@ class EmulatedEngine:
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise EngineError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
         for track in found:
-            reason = self._refusal(track.request, track.version)
-            if reason is not None:
+            self._places.find(track.version)
+            if (reason := self._too_long(track.request)) is not None:
                 raise EngineError(f"{self._info.instance}: cannot take trajectory {track.key[1:]} in: {reason}")
         self._catch_up()
         self._stall(self._costs.move.seconds(_kv_tokens(found)))
@@ -272,17 +275,16 @@ class EmulatedEngine:
             self._waiting.appendleft(track)
             self.preempted += 1
 
-    def _take_out(self, key: Key) -> Track | None:
-        """Remove a trajectory, with its state as far as it has come; None if it is not here."""
+    def _take_out(self, key: Key) -> bool:
+        """Forget a trajectory, running or waiting; False if it is not here."""
         track = self._batch.tracks.get(key)
         if track is not None:
             self._batch.part(track)
-            track.kv = True
-            return track
+            return True
         track = next((track for track in self._waiting if track.key == key), None)
         if track is not None:
             self._waiting.remove(track)
-        return track
+        return track is not None
 
     # --- requests and weights
 
@@ -310,14 +312,17 @@ class EmulatedEngine:
             self._at += self._costs.prefill.seconds(tokens)
             self.prefilled += tokens
 
-    def _refusal(self, request: Request, version: int) -> str | None:
-        total = len(request.prompt_ids) + request.sampling.max_tokens
-        if version not in self._places.held:
-            return f"version {version} was asked for, {self._info.instance} holds {self._places.named()}"
+    def _refusal(self, request: Request) -> str | None:
+        if request.version not in self._places.held:
+            return f"version {request.version} was asked for, {self._info.instance} holds {self._places.named()}"
         if not len(request.prompt_ids):
             return "the prompt is empty"
         if request.sampling.max_tokens < 1:
             return f"sampling.max_tokens = {request.sampling.max_tokens}: must be at least 1"
+        return self._too_long(request)
+
+    def _too_long(self, request: Request) -> str | None:
+        total = len(request.prompt_ids) + request.sampling.max_tokens
         if total > self._info.kv_tokens:
             return f"prompt + max_tokens = {total} exceeds the KV capacity of {self._info.kv_tokens} tokens"
         return None

@@ -177,6 +177,11 @@ class Scheduler:
         running = [(row.job, row) for row in self.running if which(row.job)]
         return [*running, *((job, None) for job in self.waiting if which(job))]
 
+    def save(self, which: Callable[[Job], bool]) -> list[tuple[Job, Saved | None]]:
+        """Jobs with copies of their KV, those that run first; they stay. None for one without KV."""
+        prompts: dict[int, SavedPrompt] = {}
+        return [(job, job.saved if row is None else self._saved(row, prompts)) for job, row in self.find(which)]
+
     def remove(self, which: Callable[[Job], bool]) -> list[Job]:
         """Forget jobs, running and waiting; their memory is free at once."""
         found = self.find(which)
@@ -205,6 +210,21 @@ class Scheduler:
             elif job.saved:
                 job.saved.prompt.version = GONE
         self._wanted = Counter(job.key for job in self.waiting)
+
+    def missing(self, jobs: list[Job]) -> int:
+        """Tokens that must run through the model to make the KV that waiting jobs have lost, prompts that nobody has included."""
+        there = self._prompts.keys() | {job.key for job in jobs if job.saved}
+        lost = [job for job in jobs if job.tokens and not job.saved]
+        prompts = {job.key: len(job.request.prompt_ids) for job in lost if job.key not in there}
+        return sum(prompts.values()) + sum(len(job.tokens) for job in lost)
+
+    def _saved(self, row: Row, prompts: dict[int, SavedPrompt]) -> Saved:
+        """Copies of a row's KV and of its prompt's, the latter once for all rows on it."""
+        prompt = row.prompt
+        if id(prompt) not in prompts:
+            assert prompt.last is not None, "a row has sampled a token"
+            prompts[id(prompt)] = SavedPrompt(prompt.version, self._pool.save(prompt.span, len(prompt.ids)), prompt.last)
+        return Saved(self._pool.save(row.own, len(row.tokens) - 1), prompts[id(prompt)])
 
     def _grow(self) -> None:
         """Rule 2. The running list may shrink at its end while it is walked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from paceline.engines.attention import PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
 from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler, Step
+from paceline.engines.state import State, read, write
 from paceline.models.packed import LoadedModel, PackedModel
 from paceline.models.store import fingerprint
+from paceline.ports.moving import Carried
 from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, Unfinished
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
 from paceline.types.errors import ConfigError, EngineError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Purpose, Request, Trajectory
@@ -32,7 +34,7 @@ PREFILL_TOKENS = 4096
 
 
 class TorchEngine:
-    """Engine, Cancels and HoldsWeights of `ports.rollout` over one `LoadedModel` in this process.
+    """Engine, Cancels, HoldsWeights and MovesState of `ports.rollout` over one `LoadedModel` in this process.
 
     Each `step` is one packed forward per version: the last token of every running trajectory, and the prompts of those that
     join. A trajectory's numbers come from (seed, purpose, group, sample, position), its attention reads its own pages only,
@@ -85,7 +87,7 @@ class TorchEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests in order. One that can never run comes back from the next `step` as a Failure with the reason."""
         for request in requests:
-            reason = self._refusal(request)
+            reason = self._refusal(request, request.version)
             if reason is None:
                 self._scheduler.submit(self._job(request, request.version))
             else:
@@ -117,7 +119,7 @@ class TorchEngine:
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
-        return InstanceInfo(self._instance, self._slots, self._pool.pages * self._pool.size, self._places.count)
+        return InstanceInfo(self._instance, self._slots, self._pool.pages * self._pool.size, self._places.count, exports_kv=True)
 
     def load(self, ref: WeightsRef, location: str, unfinished: Unfinished = "none", replaces: int | None = None) -> str:
         """Load the safetensors file or directory at `location` in place; returns the fingerprint of what lies in the weights.
@@ -132,12 +134,12 @@ class TorchEngine:
         place, leaving = self._places.make_way(ref, unfinished, replaces, self._work)
         try:
             self._fingerprints[place] = checksum = self._models[place].load_tensors(Path(location))
-        except Exception:  # whatever it was, the old weights may be gone in part
-            self._give_up(leaving, f"version {leaving} made way for version {ref.version}, which could not be loaded")
-            raise
+            self._places.arrived(ref.version, place)
+        finally:
+            if ref.version not in self._places.held:  # the old weights may be gone in part
+                self._give_up(leaving, f"version {leaving} made way for version {ref.version}, which could not be loaded")
         if leaving is not None:
             self._scheduler.replace(leaving, ref.version, rebuild=unfinished == "recompute")
-        self._places.arrived(ref.version, place)
         return checksum
 
     @torch.inference_mode()
@@ -156,6 +158,46 @@ class TorchEngine:
         logprobs = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         return ProbeReport(found, self._checksum(place), tuple(logprobs.tolist()), self._clock() - started)
 
+    def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
+        """Write trajectories with their KV to `location` and forget them; see `engines.state`.
+
+        One that waits to run again leaves without KV, one that never ran as its request. Nothing leaves if the file cannot be written.
+        """
+        wanted, now = {(group, sample, "train") for group, sample in trajectories}, self._clock()
+        found = self._scheduler.save(lambda job: _key(job.request) in wanted)
+        versions = {job.version for job, _ in found}
+        write(State(self._fits(versions), [(_carried(job, now), saved) for job, saved in found]), location)
+        leaving = {id(job) for job, _ in found}
+        self._scheduler.remove(lambda job: id(job) in leaving)
+        return tuple(_key(job.request)[:2] for job, _ in found)
+
+    def take_in(self, location: str) -> TakenIn:
+        """Go on with trajectories from a file: first in the queue here, with the KV that came along."""
+        state, now = read(location, self._dtype), self._clock()
+        for what, wanted in self._fits({carried.version for carried, _ in state.trajectories}).items():
+            if (found := state.fits.get(what)) != wanted:
+                raise EngineError(f"{self._instance}: {location} holds state for {what} = {found}, here it is {wanted}")
+        jobs = []
+        for carried, saved in state.trajectories:
+            if (reason := self._refusal(carried.request, carried.version)) is not None:
+                raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
+            job = self._job(carried.request, carried.version)
+            job.tokens, job.logprobs, job.kept, job.versions = carried.tokens, carried.logprobs, carried.kept, carried.versions
+            job.ending.catch_up(job.tokens)
+            job.admitted_at = None if carried.seconds is None else now - carried.seconds
+            job.saved = saved
+            jobs.append(job)
+        self._scheduler.put_first(jobs)
+        return TakenIn(tuple(_key(job.request)[:2] for job in jobs), self._scheduler.missing(jobs))
+
+    def _fits(self, versions: Iterable[int]) -> dict[str, str]:
+        """What must be equal in two engines between which trajectories of these versions move."""
+        shape = self._shape
+        kv = f"{shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}, width {shape.width}, vocabulary {shape.vocabulary}"
+        dtype = next(str(tensor.dtype) for _, tensor in self._models[0].named_parameters())
+        weights = {f"weights of version {version}": self._checksum(self._places.find(version)[1]) for version in versions}
+        return {"dtype": dtype, "shape": kv, **weights}
+
     def _checksum(self, place: int) -> str:
         """Fingerprint of the weights in a place."""
         found = self._fingerprints[place]
@@ -171,15 +213,11 @@ class TorchEngine:
         """End all work under a version."""
         self._refused += [_failure(job.request, reason) for job in self._scheduler.remove(lambda job: job.version == version)]
 
-    def _refusal(self, request: Request) -> str | None:
-        """Why a request can never run here, or None."""
-        if request.version not in self._places.held:
-            return f"version {request.version} was asked for, {self._instance} holds {self._places.named()}"
-        return self._misfit(request)
-
-    def _misfit(self, request: Request) -> str | None:
-        """Why a request can never run under any version, or None."""
+    def _refusal(self, request: Request, version: int) -> str | None:
+        """Why a request can never run here under a version, or None."""
         ids, sampling = request.prompt_ids, request.sampling
+        if version not in self._places.held:
+            return f"version {version} was asked for, {self._instance} holds {self._places.named()}"
         try:
             check(sampling)
         except ConfigError as error:
@@ -310,6 +348,11 @@ class TorchEngine:
             seconds=self._clock() - job.admitted_at,
             purpose=request.purpose,
         )
+
+
+def _carried(job: Job, now: float) -> Carried:
+    seconds = None if job.admitted_at is None else now - job.admitted_at
+    return Carried(job.request, job.version, job.tokens, job.logprobs, job.kept, job.versions, seconds)
 
 
 def _failure(request: Request, reason: str) -> Failure:

@@ -11,7 +11,7 @@ from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.records import Trajectory
 
 
-class RolloutEngine(Engine, Cancels, HoldsWeights, Protocol):
+class RolloutEngine(Engine, Cancels, HoldsWeights, MovesState, Protocol):
     """All that a rollout worker needs of its engine."""
 
 
@@ -22,7 +22,7 @@ class FullTrainer(Trainer, Publishes, Checkpoints, Protocol):
 class RolloutBody:
     """Steps the engine while it has work; what ends is a report."""
 
-    METHODS = frozenset({"submit", "abort", "load", "probe", "info", "load_state"})
+    METHODS = frozenset({"submit", "abort", "load", "probe", "info", "load_state", "hand_over", "take_in"})
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
@@ -44,7 +44,7 @@ class RolloutBody:
         """Nothing outlives the process."""
 
 
-class PausingEngine(RolloutEngine, MovesState, Protocol):
+class PausingEngine(RolloutEngine, Protocol):
     """An engine that knows for how long it has nothing to say."""
 
     def pause(self) -> float | None:
@@ -53,8 +53,6 @@ class PausingEngine(RolloutEngine, MovesState, Protocol):
 
 class PausingBody(RolloutBody):
     """Sleeps between two ends of trajectories."""
-
-    METHODS = RolloutBody.METHODS | {"hand_over", "take_in"}
 
     def __init__(self, engine: PausingEngine) -> None:
         super().__init__(engine)

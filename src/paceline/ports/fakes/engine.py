@@ -127,16 +127,16 @@ class FakeEngine:
         place, leaving = self._places.make_way(ref, unfinished, replaces, self._work)
         try:
             self._fingerprints[place] = checksum = self._checksum(ref, location)
-        except Exception:  # whatever it was, the old weights are no longer whole
-            reason = f"version {leaving} made way for version {ref.version}, which could not be loaded"
-            self._refused += [_failure(job.request, reason) for job in self._remove(lambda job: job.version == leaving)]
-            raise
+            self._places.arrived(ref.version, place)
+        finally:
+            if ref.version not in self._places.held:
+                reason = f"version {leaving} made way for version {ref.version}, which could not be loaded"
+                self._refused += [_failure(job.request, reason) for job in self._remove(lambda job: job.version == leaving)]
         if unfinished == "recompute":
             self._put_back(lambda job: job.version == leaving)
         for job in (*self._running, *self._waiting):
             if job.version == leaving:
                 job.version, job.kv = ref.version, job.kv and unfinished != "recompute"
-        self._places.arrived(ref.version, place)
         return checksum
 
     def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
@@ -166,6 +166,7 @@ class FakeEngine:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise EngineError(f"{self._instance}: cannot read the state of trajectories at {location} ({error!r})") from error
         for carried, _ in found:
+            self._places.find(carried.version)
             reason = self._refusal(carried.request, carried.version)
             if reason is not None:
                 raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
