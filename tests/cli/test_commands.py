@@ -94,7 +94,6 @@ def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
         (["train", "absent.toml"], 2, "absent.toml: cannot be read"),
         (["train", QUICKSTART, "run.updatez=3"], 2, "nearest: run.updates"),
         (["train", QUICKSTART, "schedule.frontier=3"], 2, "[frontier_no_effect]"),
-        (["train", QUICKSTART, "schedule.preset=pipelined"], 2, "performs the preset serial"),
         (["train", QUICKSTART, "model.path=./nowhere"], 2, "no such directory"),
         (["train", "task.kind=file", "task.path=no.jsonl", "task.gold_column=a", "--dry-run"], 2, "no such file"),
         (["eval", "./nowhere"], 2, "name a configuration with --config"),

@@ -1,7 +1,6 @@
 """The real runtime over emulated workers: processes, sockets, ledger and audit are real; engines and trainer pretend, in scaled time."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,9 @@ def test_lengths_are_the_same_under_every_schedule_and_an_evaluation_runs_beside
     lengths = []
     for name in ("serial", "pipelined"):
         args = scale.parse([*SMALL, "--runs", str(tmp_path)])
-        config = load(None, [*scale.overrides(name, args, costs), "run.updates=8", "eval.task.kind=synthetic", "eval.task.size=4", "eval.every=8"])
+        config = load(
+            None, [*scale.overrides(name, args, costs), "run.updates=8", "eval.task.kind=synthetic", "eval.task.size=4", "eval.every=8"]
+        )
         assert wire.train(config).ok
         trained = [line for segment in (tmp_path / name / "trajectories").iterdir() for line in pq.read_table(segment).to_pylist()]
         lengths.append({(line["group"], line["sample"]): (len(line["ids"]), line["reward"]) for line in trained})

@@ -38,7 +38,7 @@ class Rollout(RolloutBody):
         self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        if method == "probe" and self.no_probe:
+        if method == "serve" and self.no_probe:
             raise EngineError("cannot probe: 4 pages, 1 free")
         if (
             method == "submit"
@@ -66,15 +66,19 @@ def engine(
     wrong_probe: bool = False,
     no_probe: bool = False,
     silent: bool = False,
+    **options: Any,
 ) -> WorkerBody:
+    """`options`: what else the fake engine takes."""
+
     def fail(request: Request) -> str | None:
         return "out of luck" if (request.group, request.sample) == fails_on and request.attempt < failures else None
 
     def score(version: int, token: int) -> float:
         return -1.0 - ((token * 31 + version) % 7) + (0.5 if wrong_probe and version else 0.0)
 
-    extra: dict[str, Any] = {"checksum": lambda ref, location: "something else"} if wrong_checksum else {}
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **extra), dies_on, once, no_probe, silent)
+    if wrong_checksum:
+        options["checksum"] = lambda ref, location: "something else"
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent)
 
 
 class TrainerThat(TrainerBody):
@@ -94,8 +98,9 @@ class TrainerThat(TrainerBody):
             return self._slowly(*arguments)
         if method == "export" and self.hangs:
             return asyncio.Event().wait()
-        if method == "probe" and self.diverges and self.steps:
-            return replace(super().call(method, *arguments), logprobs=(math.nan, -1.0))
+        if method == "publish" and self.diverges and self.steps:
+            ref, probe = super().call(method, *arguments)
+            return ref, replace(probe, logprobs=(math.nan, -1.0))
         if method == "step":
             self.steps += 1
             if self.steps == self.raises_at:

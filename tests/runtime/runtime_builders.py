@@ -42,3 +42,23 @@ def schedule(**changes: Any) -> Schedule:
     """A serial schedule of two groups of two, three updates, groups consumed in order."""
     base = Schedule("serial", 2, 2, 2, 2, 1, "all", total_updates=3, in_order=True)
     return replace(base, **changes)
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "serial": {},
+    "pipelined": {"preset": "pipelined", "start_when": "dispatch", "groups_per_dispatch": 1, "frontier": 2},
+    **{
+        f"streaming-{how}": {
+            "preset": "streaming", "start_when": "dispatch", "groups_per_dispatch": 1, "staleness": 1, "buffer_groups": 4,
+            "at_publish": how, "in_order": False,
+        }
+        for how in ("keep", "recompute", "drain")
+    },
+    "multiversion": {"preset": "multiversion", "start_when": "dispatch", "version_window": 2, "in_order": False},
+}  # fmt: skip
+"""What makes a schedule of each preset of the serial one."""
+
+
+def scheduled(name: str, **changes: Any) -> Schedule:
+    """A schedule of `SCHEDULES`: two groups of two per update and publish."""
+    return schedule(**SCHEDULES[name], **changes)

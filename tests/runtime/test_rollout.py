@@ -30,7 +30,7 @@ async def test_an_admission_to_an_instance_that_was_lost_meanwhile_leaves_nothin
     while len(events) < 2:
         await asyncio.sleep(0)
     assert isinstance(events[1], InstanceLost)
-    await fleet.admit(Admit(1, 0, 0, 0, "rollout-0", 0))
+    assert fleet.admit(Admit(1, 0, 0, 0, "rollout-0", 0)) is None
     now = 100.0
     assert watch.cut().rollout == 0.0, "nothing decodes"
 
@@ -115,8 +115,10 @@ async def test_an_evaluation_and_training_of_the_same_numbers_end_and_are_taken_
     fleet.on_eval = evaluated.append
     for info in await fleet.start(lambda name, reason: None):
         fleet.announce(info)
-    for sample in range(2):
-        await fleet.admit(Admit(sample, 0, sample, -1, "rollout-0", 0))  # even the attempt is an evaluation's
+    sent = [fleet.admit(Admit(sample, 0, sample, -1, "rollout-0", 0)) for sample in range(2)]  # even the attempt is an evaluation's
+    assert sent[0] is not None
+    assert sent[1] is None, "both travel as one call"
+    await sent[0]
     requests = [Request(0, sample, -1, prompt().ids, Sampling(8), 0, 0, "eval") for sample in range(2)]
     await asyncio.gather(fleet.submit("rollout-0", requests), fleet.cancel("rollout-0", 0, 1))
     async with asyncio.timeout(5):

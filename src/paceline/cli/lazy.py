@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from paceline.config.schema import Config
-from paceline.types.errors import ConfigError
 from paceline.types.progress import Progress
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
@@ -26,12 +25,6 @@ class Wire(Protocol):
 
     def audit(self, run_dir: Path) -> AuditReport:
         """Check the rules over a run's ledger."""
-
-
-def performed(config: Config) -> None:
-    """Refuse what the runtime cannot perform: it carries `serial`; the other presets are decided, simulated and planned."""
-    if config.schedule.preset != "serial":
-        raise ConfigError(f'schedule.preset = "{config.schedule.preset}": train performs the preset serial; the others can be planned')
 
 
 def wire() -> Wire:

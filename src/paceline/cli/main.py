@@ -16,7 +16,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli.display import display, screen
-from paceline.cli.lazy import performed, wire
+from paceline.cli.lazy import wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
 from paceline.config.checks import warnings
@@ -68,7 +68,6 @@ def train(
         if dry_run:
             _print_plan(config)
             return
-        performed(config)
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             outcome = wire().train(config, resume=resume, on_progress=show)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import emulated
-from paceline.cli.lazy import OnProgress, performed
+from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
@@ -53,7 +53,6 @@ def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lam
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
-    performed(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:

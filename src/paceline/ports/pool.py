@@ -61,7 +61,8 @@ class Worker(Protocol):
     name: str
 
     def call(self, method: str, *arguments: Any) -> Awaitable[Any]:
-        """Call into the body. Raises what it raised, or WorkerLost when the worker ended."""
+        """Send a call into the body, before this returns: calls arrive and are answered in the order in which they are made. Raises,
+        here or when awaited, what the body raised, or WorkerLost when the worker ended."""
 
     async def stop(self, grace_s: float) -> None:
         """Close the body; kill what is left after `grace_s` seconds."""

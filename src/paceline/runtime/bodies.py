@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from paceline.ports.pool import Nap
-from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState
+from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState, Unfinished
 from paceline.ports.training import Checkpoints, Publishes, Trainer
+from paceline.types.progress import ProbeReport
 from paceline.types.records import Trajectory
+from paceline.types.weights import WeightsRef
 
 
 class RolloutEngine(Engine, Cancels, HoldsWeights, MovesState, Protocol):
@@ -22,15 +24,23 @@ class FullTrainer(Trainer, Publishes, Checkpoints, Protocol):
 class RolloutBody:
     """Steps the engine while it has work; what ends is a report."""
 
-    METHODS = frozenset({"submit", "abort", "load", "probe", "info", "load_state", "hand_over", "take_in"})
+    METHODS = frozenset({"submit", "abort", "info", "load_state", "hand_over", "take_in"})
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Answer one call between two steps."""
+        if method == "serve":
+            return self._serve(*arguments)
         assert method in self.METHODS, f"a rollout worker has no method {method}"
         return getattr(self._engine, method)(*arguments)
+
+    def _serve(
+        self, ref: WeightsRef, location: str, unfinished: Unfinished, replaces: int | None, probe_ids: Sequence[int]
+    ) -> tuple[str, ProbeReport]:
+        """Load and probe in one: no token is sampled before the weights can be compared."""
+        return self._engine.load(ref, location, unfinished, replaces), self._engine.probe(probe_ids, ref.version)
 
     def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
         """One engine step; None when it has nothing to do."""
@@ -68,15 +78,21 @@ class PausingBody(RolloutBody):
 class TrainerBody:
     """Answers calls; a trainer has no work of its own."""
 
-    METHODS = frozenset({"accumulate", "step", "publish", "probe", "save", "restore", "export"})
+    METHODS = frozenset({"accumulate", "step", "save", "restore", "export"})
 
     def __init__(self, trainer: FullTrainer) -> None:
         self._trainer = trainer
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Answer one call."""
+        if method == "publish":
+            return self._publish(*arguments)
         assert method in self.METHODS, f"a trainer worker has no method {method}"
         return getattr(self._trainer, method)(*arguments)
+
+    def _publish(self, version: int, location: str, probe_ids: Sequence[int]) -> tuple[WeightsRef, ProbeReport]:
+        """Write and probe in one: no step moves the weights in between."""
+        return self._trainer.publish(version, location), self._trainer.probe(probe_ids)
 
     def tick(self) -> Sequence[Any] | None:
         """Nothing to do."""

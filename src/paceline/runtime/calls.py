@@ -72,8 +72,9 @@ class Seat:
     async def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call the worker. One that does not answer in time is killed: WorkerSilent says so.
 
-        If it was this process that stood still (Ctrl-Z, a frozen container), what the worker answered meanwhile is read before it is
-        judged.
+        The call is sent at the first step of this coroutine, so that calls made one after the other arrive in that order. An answer
+        counts only while the worker that gave it is still here. If it was this process that stood still (Ctrl-Z, a frozen container),
+        what the worker answered meanwhile is read before it is judged.
         """
         worker = self._worker
         if worker is None:
@@ -84,7 +85,10 @@ class Seat:
             for seconds in (limit, READ_S):
                 done, _ = await asyncio.wait({answer}, timeout=seconds)
                 if done:
-                    return answer.result()
+                    result = answer.result()
+                    if self._worker is not worker:
+                        raise WorkerLost(f"worker {self.name} was lost as soon as it had answered {method}: {self._gone}")
+                    return result
         finally:
             answer.cancel()
         worker.kill()

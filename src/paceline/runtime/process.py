@@ -53,19 +53,15 @@ class ProcessWorker:
             raise value.rebuild(self.name)
         self._serving = asyncio.create_task(self._serve(), name=f"reader of worker {self.name}")
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call into the body. Raises what it raised, or WorkerLost when the worker ended."""
+    def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        """Send a call into the body. The answer raises what the body raised, or WorkerLost when the worker ended."""
         if self._gone is not None or self._stopping:
             raise WorkerLost(f"worker {self.name} is gone ({self._gone or 'stopped'}), asked for {method}")
         call, answer = next(self._ids), asyncio.get_running_loop().create_future()
+        frame = pack((call, method, arguments))
         self._pending[call] = (method, answer)
-        try:
-            self._writer.write(pack((call, method, arguments)))
-            with contextlib.suppress(ConnectionError):  # its loss reaches `answer` through the reader
-                await self._writer.drain()
-            return await answer
-        finally:
-            self._pending.pop(call, None)
+        self._writer.write(frame)  # a loss reaches `answer` through the reader
+        return answer
 
     async def stop(self, grace_s: float) -> None:
         """Close the body; kill what is left after `grace_s` seconds."""
@@ -102,8 +98,8 @@ class ProcessWorker:
                         self._on_report(report)
                     continue
                 call, value = content
-                _, answer = self._pending.get(call, ("", None))
-                if answer is not None and not answer.done():
+                _, answer = self._pending.pop(call)
+                if not answer.done():
                     if kind == "answer":
                         answer.set_result(value)
                     else:

@@ -1,14 +1,18 @@
-"""The rollout instances of a run: performs Admit and Abort, reports what they finish, and replaces the lost ones."""
+"""The rollout instances of a run: performs Admit and Abort, reports what they finish, and replaces the lost ones.
+
+What the machine hears of an instance is in order: first that weights are live or that trajectories came over, then the ends that
+rely on it (`holding`); first where the trajectories went that were moved away, then that the instance is lost (`leaving`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.commands import Abort, Admit
+from paceline.core.commands import Abort, Admit, TrajectoryKey
 from paceline.core.events import Aborted, Event, InstanceLost, InstanceReport, InstanceUp, TrajectoryFailed, TrajectoryFinished
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.runtime.board import Board
@@ -20,8 +24,6 @@ from paceline.types.weights import InstanceInfo
 
 REPORT_S = 15.0
 """Seconds between two looks at the instances."""
-Key = tuple[int, int, int]
-"""(group, sample, attempt)."""
 
 
 @dataclass(slots=True)
@@ -29,12 +31,20 @@ class Instance:
     """One engine worker and what it owes."""
 
     seat: Seat
-    running: dict[Key, Admit] = field(default_factory=dict)
+    running: dict[TrajectoryKey, Admit] = field(default_factory=dict)
     outbox: list[Request] = field(default_factory=list)
+    """Requests of the present decision, sent together."""
     tokens: int = 0
     """Tokens sampled until the report before."""
     up: bool = False
     """Whether the machine knows of it. Before, its loss is for those to hear who wait for it."""
+    holds: int = 0
+    """Answers under way that the machine must hear before any further end of a trajectory here."""
+    held: list[Trajectory | Failure] = field(default_factory=list)
+    moves: int = 0
+    """Moves away from here under way; while there are, a loss of the instance waits to be told."""
+    loss: str | None = None
+    """Why it was lost, when that waits to be told."""
 
 
 class RolloutFleet:
@@ -83,26 +93,74 @@ class RolloutFleet:
 
         await self.seat(name).refill(reason, _again)
 
-    async def admit(self, command: Admit) -> None:
-        """Start a trajectory. Admissions of one decision travel to their instance as one call."""
+    def admit(self, command: Admit) -> Coroutine[Any, Any, None] | None:
+        """Start a trajectory. Admissions of one decision travel to their instance as one call, made before any later command's."""
         instance = self._instances[command.instance]
         if not instance.seat.filled:  # its loss is an event of its own that the machine has yet to hear
-            return
-        key = (command.group, command.sample, command.attempt)
-        instance.running[key] = command
+            return None
+        instance.running[command.group, command.sample] = command
         self._watch.enter("rollout")
         instance.outbox.append(self._request(command))
-        await asyncio.sleep(0)
+        return self._send(instance) if len(instance.outbox) == 1 else None
+
+    async def _send(self, instance: Instance) -> None:
         requests, instance.outbox = instance.outbox, []
-        if requests:
-            await self._while_there(instance.seat.call("submit", requests))
+        await self._while_there(instance.seat.call("submit", requests))
 
     async def abort(self, command: Abort) -> None:
         """End a trajectory without a result."""
-        instance = self._instances[command.instance]
-        await self._while_there(instance.seat.call("abort", command.group, command.sample))
-        self._forget(instance, (command.group, command.sample, command.attempt))
+        await self.take_back(command.instance, (command.group, command.sample))
         self._post(Aborted(command.id))
+
+    async def take_back(self, name: str, key: TrajectoryKey) -> None:
+        """End a training trajectory on an instance, if it is there."""
+        instance = self._instances[name]
+        await self._while_there(instance.seat.call("abort", *key))
+        self._forget(instance, key)
+
+    def runs(self, name: str, key: TrajectoryKey) -> bool:
+        """Whether the machine waits for the end of this trajectory from an instance."""
+        return key in self._instances[name].running
+
+    def fail(self, name: str, key: TrajectoryKey, error: str) -> None:
+        """A trajectory that ran on an instance is nowhere any more."""
+        command = self._instances[name].running.get(key)
+        if command is not None:
+            self._ended(name, Failure(*key, command.attempt, error))
+
+    def moved(self, keys: Iterable[TrajectoryKey], source: str, target: str) -> None:
+        """These trajectories run on `target` now. One that was given up meanwhile is nobody's: the machine ends it there."""
+        there = self._instances[target].running
+        for key in keys:
+            command = self._instances[source].running.pop(key, None)
+            if command is not None:
+                there[key] = command
+
+    @contextlib.contextmanager
+    def holding(self, name: str) -> Iterator[None]:
+        """Ends of training trajectories on an instance that arrive within the block are told after it."""
+        instance = self._instances[name]
+        instance.holds += 1
+        try:
+            yield
+        finally:
+            instance.holds -= 1
+            if not instance.holds:
+                held, instance.held = instance.held, []
+                for ended in held:
+                    self._ended(name, ended)
+
+    @contextlib.contextmanager
+    def leaving(self, name: str) -> Iterator[None]:
+        """A loss of an instance within the block is told after it."""
+        instance = self._instances[name]
+        instance.moves += 1
+        try:
+            yield
+        finally:
+            instance.moves -= 1
+            if not instance.moves and instance.loss is not None:
+                self._lost(name, instance.loss)
 
     async def submit(self, name: str, requests: Sequence[Request]) -> None:
         """Send requests that the machine does not know of (evaluation). Raises WorkerLost when the instance is gone."""
@@ -148,37 +206,43 @@ class RolloutFleet:
             self.on_eval(ended)
             return
         instance = self._instances[name]
-        key = (ended.group, ended.sample, ended.attempt)
-        command = instance.running.get(key)
-        if command is None:  # it was aborted while its end was on the way
+        if instance.holds:
+            instance.held.append(ended)
             return
-        self._forget(instance, key)
+        command = instance.running.get((ended.group, ended.sample))
+        if command is None or command.attempt != ended.attempt:  # it was aborted while its end was on the way
+            return
+        self._forget(instance, (ended.group, ended.sample))
         if isinstance(ended, Failure):
             self.on_failure()
-            self._post(TrajectoryFailed(command.id, *key, name, ended.error))
+            self._post(TrajectoryFailed(command.id, command.group, command.sample, command.attempt, name, ended.error))
             return
         instance.seat.useful()
         self._board.add(ended)
-        self._post(_finished(command, ended))
+        self._post(_finished(command, ended, name))
 
     def _lost(self, name: str, reason: str) -> None:
         instance = self._instances[name]
         if not instance.up:
             return
-        instance.up = False
+        if instance.moves:
+            instance.loss = reason
+            return
+        instance.up, instance.loss = False, None
         for key in list(instance.running):
             self._forget(instance, key)
         instance.outbox.clear()
+        instance.held.clear()
         self._post(InstanceLost(name, reason))
         self.on_loss(name, reason)
         self._restart(name, reason)
 
-    def _forget(self, instance: Instance, key: Key) -> None:
+    def _forget(self, instance: Instance, key: TrajectoryKey) -> None:
         if instance.running.pop(key, None) is not None:
             self._watch.leave("rollout")
 
 
-def _finished(command: Admit, trajectory: Trajectory) -> TrajectoryFinished:
+def _finished(command: Admit, trajectory: Trajectory, instance: str) -> TrajectoryFinished:
     versions = trajectory.columns[VERSION]
     low, high = (int(versions.min()), int(versions.max())) if len(versions) else (command.version, command.version)
     return TrajectoryFinished(
@@ -186,7 +250,7 @@ def _finished(command: Admit, trajectory: Trajectory) -> TrajectoryFinished:
         command.group,
         command.sample,
         command.attempt,
-        command.instance,
+        instance,
         len(trajectory.ids),
         low,
         high,

@@ -62,6 +62,7 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
         self.weights = root / "weights"
+        self.moves = root / "moves"
         self.model = root / "model"
         self._lock: IO[str] | None = None
 
@@ -77,7 +78,7 @@ class RunDir:
         self._lock = self._locked()
         if not resume:
             self._begin_anew()
-        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights):
+        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
             directory.mkdir(exist_ok=True)
         self._mend()
 
@@ -106,20 +107,22 @@ class RunDir:
             leftover.unlink()
 
     def _mend(self) -> None:
-        """Finish or undo what a crash left half done, and forget the weights of an earlier lineage."""
+        """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them."""
         for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `put_in_place`
             final = self.checkpoints / replaced.name.removeprefix(".replaced-")
             if not final.exists():
                 replaced.rename(final)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover)
-        shutil.rmtree(self.weights)
-        self.weights.mkdir()
+        for passing in (self.weights, self.moves):
+            shutil.rmtree(passing)
+            passing.mkdir()
 
     def close(self) -> None:
         """Give the lock back. What engines were sent goes: a resume publishes again."""
         if self._lock is not None:
-            shutil.rmtree(self.weights, ignore_errors=True)
+            for passing in (self.weights, self.moves):
+                shutil.rmtree(passing, ignore_errors=True)
             self._lock.close()
             self._lock = None
 

@@ -28,6 +28,7 @@ from paceline.runtime.checkpoint import Checkpoints
 from paceline.runtime.driver import Driver, Performer
 from paceline.runtime.evaluation import EvalPlan, Evaluation
 from paceline.runtime.ledger import Ledger
+from paceline.runtime.moves import Moves
 from paceline.runtime.recorder import OnProgress, Recorder
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import RolloutFleet
@@ -115,9 +116,8 @@ class Session:
         self._training = Training(
             self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
         )
-        self._weights = Weights(
-            store, self._trainer, self._rollout.seat, probe_tokens(task), settings.dtype, watch, post, self.recorder.notice
-        )
+        self._moves = Moves(self._rollout, rundir.moves, post)
+        self._weights = Weights(store, self._trainer, self._rollout, probe_tokens(task), settings.dtype, watch, post, self.recorder.notice)
         self._checkpoints = Checkpoints(
             rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
         )
@@ -192,6 +192,7 @@ class Session:
             c.RequestPrompts: self._source.request,
             c.Admit: self._in_phase("rollout", self._rollout.admit),
             c.Abort: self._rollout.abort,
+            c.Migrate: self._moves.migrate,
             c.Materialize: self._reward.materialize,
             c.Dispatch: self._in_phase("train", self._dispatch),
             c.Publish: self._in_phase("publish", self._weights.publish),
@@ -230,8 +231,7 @@ class Session:
             raise EngineError("there is nothing to evaluate: eval.task is unset")
         plan = self._evaluation.plan
         self.recorder.notice(f"evaluating version {command.version}: {len(plan.prompts)} problems x {plan.samples + plan.greedy} answers")
-        serving = [name for name, version in self._weights.serving.items() if version == command.version]
-        answers = await self._evaluation.run(serving, command.version)
+        answers = await self._evaluation.run(self._weights.serving(command.version), command.version)
         result = summarize(answers, model=f"version {command.version}")
         record = {"lineage": self._lineage.id, "update": command.update, "version": command.version, **asdict(result)}
         with self._rundir.evaluations.open("a") as file:

@@ -17,6 +17,7 @@ from paceline.core.events import Event, Published, WeightsLive
 from paceline.ports.data import Task
 from paceline.ports.weights import WeightStore
 from paceline.runtime.calls import Seat
+from paceline.runtime.rollout import RolloutFleet
 from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import EngineError, PacelineError, TrainerError, WorkerLost
 from paceline.types.progress import ProbeReport
@@ -79,31 +80,31 @@ class Probes:
 
 
 class Weights:
-    """Versions in the store and on the instances."""
+    """Versions in the store, from their publish until they are retired, and on the instances."""
 
     def __init__(
-        self, store: WeightStore, trainer: Seat, seat: Callable[[str], Seat], probe_ids: Sequence[int], dtype: str, watch: Stopwatch,
+        self, store: WeightStore, trainer: Seat, fleet: RolloutFleet, probe_ids: Sequence[int], dtype: str, watch: Stopwatch,
         post: Callable[[Event], None], notice: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._trainer = trainer
-        self._seat = seat
+        self._fleet = fleet
         self._probe_ids = tuple(probe_ids)
         self._bounds = BOUNDS[dtype]
         self._watch = watch
         self._post = post
         self._notice = notice
-        self._probed: dict[str, Probes] = {}
         self._stored: dict[int, Stored] = {}
-        self.serving: dict[str, int] = {}
-        """Instance -> the version it serves."""
+        self._live: dict[str, dict[int, Probes]] = {}
+        """Instance -> the versions it serves, each as it was probed there."""
 
     async def publish(self, command: Publish) -> None:
         """Have the trainer write its weights into the store."""
         with self._watch.during("publish"):
             location = self._store.prepare(command.version)
-            ref: WeightsRef = await self._trainer.call("publish", command.version, location)
-            probe: ProbeReport = await self._trainer.call("probe", self._probe_ids)
+            ref: WeightsRef
+            probe: ProbeReport
+            ref, probe = await self._trainer.call("publish", command.version, location, self._probe_ids)
             if not np.isfinite(probe.logprobs).all():
                 raise TrainerError(f"the weights of version {command.version} give log-probs that are not finite: training has diverged")
             self._stored[command.version] = Stored(ref, self._store.commit(ref), probe)
@@ -113,27 +114,34 @@ class Weights:
     async def load(self, command: LoadWeights) -> None:
         """Have an instance serve a version. A lost instance is no failure of this command: its loss is an event of its own.
 
-        An instance that refuses weights is of no use as it is: it is ended, which starts it again, a bounded number of times.
+        Ends of trajectories wait meanwhile: none may carry tokens of weights that have yet to be compared. An instance that refuses
+        weights is of no use as it is: it is ended, which starts it again, a bounded number of times.
         """
         stored = self._stored[command.version]
-        seat = self._seat(command.instance)
-        self.serving.pop(command.instance, None)
-        with self._watch.during("publish"):
+        replaced = self._live.setdefault(command.instance, {}).pop(command.replaces, None) if command.replaces is not None else None
+        seat = self._fleet.seat(command.instance)
+        with self._fleet.holding(command.instance):
             try:
-                fingerprint: str = await seat.call("load", stored.ref, stored.location, command.unfinished, command.replaces)
-                probe: ProbeReport = await seat.call("probe", self._probe_ids)
+                with self._watch.during("publish"):
+                    how = (command.unfinished, command.replaces, self._probe_ids)
+                    fingerprint, probe = await seat.call("serve", stored.ref, stored.location, *how)
             except WorkerLost:
                 return
             except PacelineError:
                 seat.kill()
                 raise
-        self.serving[command.instance] = command.version
-        probes = Probes(stored.probe, probe)
-        found = compare(probes, self._probed.get(command.instance), self._bounds)
-        self._probed[command.instance] = probes
+            self._compare(command, fingerprint, Probes(stored.probe, probe), replaced)
+
+    def _compare(self, command: LoadWeights, fingerprint: str, probes: Probes, replaced: Probes | None) -> None:
+        found = compare(probes, replaced, self._bounds)
+        self._live.setdefault(command.instance, {})[command.version] = probes
         if not found.fits:
             self._notice(f"version {command.version} on {command.instance}: {found.what} is {found.value:.3g}, bound {found.bound:.3g}")
         self._post(WeightsLive(command.id, command.instance, command.version, fingerprint, found.value, found.bound))
+
+    def serving(self, version: int) -> list[str]:
+        """Instances that serve a version, in order of their names."""
+        return sorted(name for name, live in self._live.items() if version in live)
 
     def retire(self, command: Retire) -> None:
         """Forget a version that nothing needs."""
@@ -142,12 +150,11 @@ class Weights:
 
     def lost(self, instance: str) -> None:
         """An instance is gone, and its weights with it."""
-        self.serving.pop(instance, None)
-        self._probed.pop(instance, None)
+        self._live.pop(instance, None)
 
 
 def compare(now: Probes, before: Probes | None, bounds: Bounds) -> Difference:
-    """Of all measures the one furthest beyond its bound, or nearest to it. `before`: of the version that the instance served before.
+    """Of all measures the one furthest beyond its bound, or nearest to it. `before`: of the version whose place this one took.
 
     Rounding differs between the two from token to token, so in bfloat16 neither a token nor the mean shows a small change of the
     weights. But a copy that did not change gives the very log-probs it gave before, however small the change was that it missed.

@@ -24,20 +24,19 @@ class InlineWorker:
         self._on_report = on_report
         self._on_lost = on_lost
         self._lost: str | None = None
-        self._loss: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls: asyncio.Queue[tuple[asyncio.Future[Any], str, bytes]] = asyncio.Queue()
+        self._open: dict[asyncio.Future[Any], str] = {}
         self._task = asyncio.create_task(self._serve(), name=f"inline worker {spec.name}")
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         """Call into the body, after the calls before it."""
         if self._lost is not None:
             raise WorkerLost(f"worker {self.name} is gone ({self._lost}), asked for {method}")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((answer, method, pickle.dumps(arguments)))
-        await asyncio.wait({answer, self._loss}, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return pickle.loads(answer.result())
-        raise WorkerLost(f"worker {self.name} was lost ({self._lost}) while it did {method}")
+        self._open[answer] = method
+        answer.add_done_callback(self._open.pop)
+        return answer
 
     async def stop(self, grace_s: float) -> None:
         """Close the body; `grace_s` does not matter, nothing can be left."""
@@ -52,7 +51,9 @@ class InlineWorker:
 
     def _end(self, reason: str, *, tell: bool) -> None:
         self._lost = reason
-        self._loss.set_result(None)
+        for answer, method in self._open.items():
+            if not answer.done():
+                answer.set_exception(WorkerLost(f"worker {self.name} was lost ({reason}) while it did {method}"))
         if self._task is not asyncio.current_task():
             self._task.cancel()
         if tell:
@@ -94,7 +95,7 @@ class InlineWorker:
             if inspect.isawaitable(value):
                 value = await value
             if not answer.done():
-                answer.set_result(pickle.dumps(value))
+                answer.set_result(pickle.loads(pickle.dumps(value)))
         except Exception as error:  # noqa: BLE001 - the process boundary: it travels to the caller, the worker lives on
             if not answer.done():
                 answer.set_exception(error)
