@@ -74,7 +74,7 @@ def overrides(name: str, args: argparse.Namespace, costs: dict[str, float]) -> l
         flow.append(f"schedule.in_flight_groups={args.in_flight}")
     return [
         f"run.dir={args.runs / name}", f"run.updates={upp * (before + args.periods + after)}", f"run.seed={args.seed}",
-        "task.kind=synthetic", f"task.size={args.groups}",
+        "task.kind=synthetic", f"task.size={args.groups}", "pool.reward_workers=2",
         "rollout.engine=emulated", f"rollout.instances={args.instances * both}", f"rollout.slots={args.slots}",
         f"rollout.kv_tokens={args.kv_tokens}", f"rollout.max_prompt_tokens={args.prompt}", f"rollout.max_tokens={args.most}",
         *presets["serial" if name == "colocated" else name], f"schedule.group_size={args.samples}",
@@ -240,6 +240,7 @@ def steady(records: Sequence[Record], config: Config, upp: int, warmup: int, per
     train = _inside(_answered(records, asked, (e.DispatchConsumed, e.UpdateFinished), c.Dispatch), start, end)
     loading = _inside(_answered(records, asked, (e.WeightsLive,), c.LoadWeights), start, end)
     moving = _inside(_answered(records, asked, (e.Migrated,), c.Migrate), start, end)
+    # One side of a move waits while the other works, so a move takes its length from one instance at a time.
     moved = [r.value for r in records if isinstance(r.value, e.Migrated)]
     return {
         "periods": periods,
@@ -248,7 +249,7 @@ def steady(records: Sequence[Record], config: Config, upp: int, warmup: int, per
         "tokens_per_second": round(trained / seconds, 1),
         "not_training_share": round(1 - _union(train) * scale / seconds, 4),
         "loading_share": round(_total(loading) * scale / (seconds * instances), 5),
-        "moving_share": round(2 * _total(moving) * scale / (seconds * instances), 5),
+        "moving_share": round(_total(moving) * scale / (seconds * instances), 5),
         "migrations": sum(bool(m.moved) for m in moved),
         "migrated_trajectories": sum(len(m.moved) for m in moved),
         "prefilled_for_migration": sum(m.prefilled_tokens for m in moved),

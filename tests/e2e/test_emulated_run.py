@@ -20,21 +20,21 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", ["serial", "one-step-off", "keep", "multiversion"])
-def test_every_schedule_runs_on_emulated_workers_with_a_clean_audit(schedule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["keep", "multiversion"])
+def test_versions_overlap_on_emulated_workers_with_a_clean_audit(schedule: str, tmp_path: Path) -> None:
     args = scale.parse([*SMALL, "--schedules", schedule, "--runs", str(tmp_path)])
     found: dict[str, Any] = {}
     scale.measure(args, found)
     row = found["schedules"][schedule]
     assert row["audit"]["violations"] == []
     assert row["prefilled_for_migration"] == 0
-    assert row["staleness_max"] <= {"serial": 0, "one-step-off": 1}.get(schedule, 2)
+    assert 0 < row["staleness_max"] <= 2
     assert row["controller"]["events"] > 32 * 4
     trained = [line for segment in (tmp_path / schedule / "trajectories").iterdir() for line in pq.read_table(segment).to_pylist()]
     assert len({(line["group"], line["sample"]) for line in trained}) == len(trained)
-    assert len({(line["group"], line["sample"]): len(line["ids"]) for line in trained}) > 32
-    if schedule == "multiversion":
-        assert all(len(set(line["version"])) == 1 for line in trained)
+    assert len({len(line["ids"]) for line in trained}) > 100
+    mixed = sum(len(set(line["version"])) > 1 for line in trained)
+    assert (mixed == 0) == (schedule == "multiversion")
 
 
 def test_lengths_are_the_same_under_every_schedule_and_an_evaluation_runs_beside_training(tmp_path: Path) -> None:
