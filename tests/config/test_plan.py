@@ -88,6 +88,18 @@ def test_a_last_round_that_is_not_full_is_a_round_and_a_publish() -> None:
     assert (p.rounds, p.publishes, p.groups) == (3, 4, 40)
 
 
+def test_epochs_end_a_run_that_has_updates_left() -> None:
+    p = plan(config("run.updates=9", "run.epochs=2"), rows=10, shape=None)
+    assert (p.updates, p.groups, p.rounds, p.epochs) == (3, 20, 3, 2.0)
+    assert plan(config("run.updates=2", "run.epochs=2"), rows=10, shape=None).updates == 2
+
+
+def test_multiversion_rebalances_on_a_timer_and_relieves_full_instances() -> None:
+    assert (schedule(config()).rebalance_seconds, schedule(config("schedule.preset=multiversion")).rebalance_seconds) == (0.0, 30.0)
+    s = schedule(config("schedule.preset=multiversion", "schedule.rebalance_s=0", "schedule.high_kv_use=0.5"))
+    assert (s.rebalance_seconds, s.high_kv_use) == (0.0, 0.5)
+
+
 def test_refilling_asks_for_more_prompts_at_most() -> None:
     p = plan(config("run.updates=2", "schedule.no_signal=refill"), rows=10, shape=None)
     assert p.more_prompts == 48

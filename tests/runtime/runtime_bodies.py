@@ -29,11 +29,12 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given;
+    """Decodes at one of `slow` ticks only. Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given;
     says and does nothing any more after its first requests when `silent`."""
 
-    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool = False) -> None:
+    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool = False, slow: int = 1) -> None:
         super().__init__(engine)
+        self.slow, self.ticks = slow, 0
         self.silent, self.stuck = silent, False
         self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
 
@@ -52,7 +53,8 @@ class Rollout(RolloutBody):
         return super().call(method, *arguments)
 
     def tick(self) -> Any:
-        return None if self.stuck else super().tick()
+        self.ticks += 1
+        return None if self.stuck else () if self.ticks % self.slow else super().tick()
 
 
 def engine(
@@ -66,6 +68,7 @@ def engine(
     wrong_probe: bool = False,
     no_probe: bool = False,
     silent: bool = False,
+    slow: int = 1,
     **options: Any,
 ) -> WorkerBody:
     """`options`: what else the fake engine takes."""
@@ -78,7 +81,7 @@ def engine(
 
     if wrong_checksum:
         options["checksum"] = lambda ref, location: "something else"
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent)
+    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent, slow)
 
 
 class TrainerThat(TrainerBody):
@@ -115,11 +118,19 @@ def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: 
 
 
 class JudgeOf:
-    """Rewards by the length of the answer; raises or hangs on a group of training, or dies on one, only the first time if `once` is given."""
+    """Rewards by the length of the answer, equal ones for all groups or for those of one row; raises or hangs on a group of training, or dies on one, only the first time if `once` is given."""
 
     def __init__(
-        self, raises_on: int | None, hangs_on: int | None, equal: bool, rounding: bool = False, dies_on: int | None = None, once: str = ""
+        self,
+        raises_on: int | None,
+        hangs_on: int | None,
+        equal: bool,
+        rounding: bool = False,
+        dies_on: int | None = None,
+        once: str = "",
+        equal_on: int | None = None,
     ) -> None:
+        self.equal_on = equal_on
         self.dies_on, self.once = dies_on, once
         self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
@@ -139,7 +150,8 @@ class JudgeOf:
             raise SystemExit(9)
         if training and prompt.index == self.raises_on:
             raise RewardError(f"reward lengthy raised ValueError on row {prompt.row}: no")
-        values = tuple(1.0 if self.equal or len(t.ids) % 2 else 0.0 for t in trajectories)
+        equal = self.equal or prompt.row == self.equal_on
+        values = tuple(1.0 if equal or len(t.ids) % 2 else 0.0 for t in trajectories)
         if self.rounding:
             values = tuple((0.1 + 0.2, 0.3)[i % 2] for i in range(len(trajectories)))
         scores = tuple(Score(value, parsed=True) for value in values)
@@ -154,6 +166,6 @@ class JudgeOf:
 
 def judge(
     raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False, dies_on: int | None = None,
-    once: str = "",
+    once: str = "", equal_on: int | None = None,
 ) -> WorkerBody:  # fmt: skip
-    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once)
+    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once, equal_on)

@@ -59,6 +59,7 @@ class Run:
     watch: Callable[[Progress], None] = lambda progress: None
     start_s: float = 0.0
     max_tokens: int = 8
+    prompts: int | None = None
 
     def __post_init__(self) -> None:
         self.pool = SlowPool(self.start_s)
@@ -91,6 +92,7 @@ class Run:
                 self.reward_deadline_s,
                 2,
                 self.train_timeout_s,
+                self.prompts,
             ),
             lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
             task=self.task,

@@ -43,11 +43,9 @@ def _at_most(rows: int | None) -> str:
 
 
 def _more(plan: Plan) -> str:
-    return (
-        f"updates x groups per update; up to {plan.more_prompts:,} more as replacements"
-        if plan.more_prompts
-        else "updates x groups per update"
-    )
+    short = plan.groups < plan.updates * plan.schedule.groups_per_update
+    where = "epochs x prompts per epoch; the last update is short" if short else "updates x groups per update"
+    return f"{where}; up to {plan.more_prompts:,} more as replacements" if plan.more_prompts else where
 
 
 def _schedule(s: Schedule) -> str:

@@ -108,7 +108,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         session = Session(
             pool=pool,
             workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
-            settings=_settings(config),
+            settings=_settings(config, data.task),
             lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
             task=data.task,
             eval_plan=_eval_plan(config, data) if data.problems else None,
@@ -138,7 +138,7 @@ async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> Eval
     assert config.eval.task is not None
     plan = _eval_plan(config, data)
     rewards = _reward_specs(config, config.eval.task)
-    answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config), plan, on_progress)
+    answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config, None), plan, on_progress)
     return summarize(answers, model=model)
 
 
@@ -155,7 +155,7 @@ def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None,
 # --- what the runtime needs of the configuration
 
 
-def _settings(config: Config) -> Settings:
+def _settings(config: Config, task: RowTask | None) -> Settings:
     rollout = config.rollout
     return Settings(
         seed=config.run.seed,
@@ -167,6 +167,7 @@ def _settings(config: Config) -> Settings:
         reward_deadline_s=sum(reward.timeout_s for reward in config.reward),
         keep_last=config.run.keep_last,
         train_timeout_s=config.pool.train_timeout_s,
+        prompts=None if config.run.epochs is None or task is None else config.run.epochs * len(task),
     )
 
 
@@ -185,7 +186,7 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
     may_change = {
         "rollout": {"engine", "instances", "slots", "kv_tokens", "versions_held"},
         "algorithm": {"gap_warn", "gap_stop"},
-        "schedule": {"attempts", "on_failure"},
+        "schedule": {"attempts", "on_failure", "rebalance_s", "high_kv_use"},
         "model": set(),
     }
     for name, exclude in may_change.items():

@@ -10,7 +10,7 @@ from typing import Literal
 
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
-from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
+from paceline.config.schema import DEFAULT_HIGH_KV_USE, DEFAULT_REBALANCE_S, DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
 from paceline.core.presets import DEADLINES
 from paceline.core.schedule import Schedule
 
@@ -26,7 +26,7 @@ class Plan:
     publishes: int
     """Versions made available, the starting weights (version 0) included."""
     groups: int
-    """= prompts: updates x U."""
+    """= prompts: updates x U, less where run.epochs ends them in mid-update."""
     samples: int
     """groups x group_size."""
     rows: int | None
@@ -76,6 +76,8 @@ def schedule(config: Config) -> Schedule:
         in_order=s.in_order,
         evaluate_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
+        rebalance_seconds=_rebalance(s),
+        high_kv_use=DEFAULT_HIGH_KV_USE if s.high_kv_use is None else s.high_kv_use,
         deadlines=_deadlines(config),
     )
 
@@ -101,6 +103,12 @@ def _window(s: ScheduleConfig) -> int:
     return (s.version_window or DEFAULT_WINDOW) if s.preset == "multiversion" else 1
 
 
+def _rebalance(s: ScheduleConfig) -> float:
+    if s.preset != "multiversion":
+        return 0.0
+    return DEFAULT_REBALANCE_S if s.rebalance_s is None else s.rebalance_s
+
+
 def _buffer(s: ScheduleConfig) -> int:
     return (s.buffer_groups or (_staleness(s) + 1) * _period(s)) if s.preset == "streaming" else 0
 
@@ -115,13 +123,16 @@ def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:
     """Counts, token limits and memory of a run. `rows` = prompts per epoch, None = unknown; `shape` None leaves the memory out."""
     fixed = schedule(config)
     groups = fixed.total_updates * fixed.groups_per_update
+    if rows is not None and config.run.epochs is not None:
+        groups = min(groups, config.run.epochs * rows)
+    updates = -(-groups // fixed.groups_per_update)
     samples = groups * fixed.group_size
-    periods = -(-fixed.total_updates // fixed.updates_per_publish)
+    periods = -(-updates // fixed.updates_per_publish)
     prompt_tokens = groups * config.rollout.max_prompt_tokens
     sampled_tokens = samples * config.rollout.max_tokens
     return Plan(
         schedule=fixed,
-        updates=fixed.total_updates,
+        updates=updates,
         rounds=periods if fixed.preset in ("serial", "pipelined") else None,
         publishes=1 + periods,
         groups=groups,

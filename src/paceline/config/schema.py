@@ -16,6 +16,10 @@ DEFAULT_STALENESS = 1
 """S of streaming when none is given: the least that lets generation and training overlap."""
 DEFAULT_WINDOW = 2
 """W of multiversion when none is given: the least that lets versions overlap."""
+DEFAULT_REBALANCE_S = 30.0
+"""Period of multiversion's rebalancing when none is given."""
+DEFAULT_HIGH_KV_USE = 0.9
+"""Share of KV memory above which multiversion relieves an instance when none is given."""
 
 
 class ModelConfig(Section):
@@ -159,6 +163,11 @@ class ScheduleConfig(Section):
     """W, multiversion: versions alive at the same time; default 2."""
     in_flight_groups: int | None = Field(default=None, ge=1)
     """I, streaming and multiversion: groups requested and not consumed, at most; default all that the bound admits."""
+    rebalance_s: float | None = Field(default=None, ge=0)
+    """multiversion: seconds after which instances are shared out anew among the live versions, beside every publish and whenever one runs
+    empty; 0 = only then; default 30."""
+    high_kv_use: float | None = Field(default=None, gt=0, le=1)
+    """multiversion: share of its KV memory above which work is moved away from an instance; default 0.9."""
     no_signal: Literal["keep", "drop", "refill"] = "keep"
     """A group of equal outcomes, all right or all wrong: `keep` trains on it as on any other (its rewards decide: partial credit and
     shaping teach, equal rewards give zero advantages), `drop` leaves it out, `refill` takes another prompt."""
@@ -288,7 +297,9 @@ class RunConfig(Section):
     seed: int = 0
     """Seed of sampling and of the data order."""
     updates: int = Field(default=60, ge=1)
-    """Optimizer steps."""
+    """Optimizer steps, at most."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the prompts, at most: what is left at their end trains as one short update. Unset = as many as the updates need."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Updates between checkpoints; 0 = only at the end."""
     keep_last: int = Field(default=2, ge=1)

@@ -63,6 +63,7 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
     *only("refill", lambda s: s.frontier is not None, "without a frontier nothing waits to be refilled"),
     *only("staleness overstale at_publish buffer_groups granularity", _preset("streaming"), "it belongs to the preset streaming"),
     *only("version_window", _preset("multiversion"), "a window of versions belongs to the preset multiversion"),
+    *only("rebalance_s high_kv_use", _preset("multiversion"), "work is moved between instances in the preset multiversion"),
     *only("in_flight_groups", _preset(*_FLOWING), "serial and pipelined generate exactly one round at a time"),
     *only("refill_limit", lambda s: s.no_signal == "refill", "only no_signal = refill replaces prompts"),
     *only("in_order", _preset(*_ROUNDS), "streaming and multiversion consume by version; order of submission would stall them"),

@@ -22,7 +22,7 @@ from paceline.types.errors import WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import InstanceInfo
 
-REPORT_S = 15.0
+REPORT_S = 5.0
 """Seconds between two looks at the instances."""
 
 

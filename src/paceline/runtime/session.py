@@ -71,6 +71,8 @@ class Settings:
     keep_last: int
     train_timeout_s: float
     """Deadline of a dispatch and of a step; every other call has answer_timeout_s."""
+    prompts: int | None = None
+    """Prompts of the data order after which the data ends; None = epochs follow each other without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Session:
 
         self._trainer = _seat(workers.trainer)
         self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update, lineage.tokens)
-        self._source = Source(task, lineage.resume, board, post)
+        self._source = Source(task, lineage.resume, board, post, settings.prompts)
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
         self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)

@@ -29,7 +29,7 @@ class Source:
 
     def request(self, command: RequestPrompts) -> None:
         """Fetch and announce prompts; fewer than asked for only at the end of the data."""
-        count = command.count if self._end is None else min(command.count, self._end - self._next)
+        count = command.count if self._end is None else min(command.count, max(0, self._end - self._next))
         indices = tuple(range(self._next, self._next + count))
         self._next += count
         for index in indices:
