@@ -128,6 +128,12 @@ def test_memory_items_follow_their_formulas() -> None:
     assert ("trainer", "reference model") not in items
 
 
+def test_every_version_that_an_instance_holds_has_a_copy_of_the_weights() -> None:
+    c = config("schedule.preset=multiversion", "rollout.versions_held=2")
+    items = {(m.process, m.what): m.bytes for m in memory(c, PACKAGED["smollm2-135m"])}
+    assert items["engine", "weights"] == 2 * 2 * 134_515_008
+
+
 def test_float32_needs_no_second_copy_and_a_reference_model_is_counted() -> None:
     c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
     items = {(m.process, m.what): m for m in memory(c, PACKAGED["smollm2-135m"])}

@@ -244,6 +244,14 @@ def test_an_aborted_trajectory_never_comes_back_and_frees_its_memory(make):
     assert engine.load_state().kv_used == 0
 
 
+def test_one_attempt_can_be_aborted_and_another_of_the_same_trajectory_goes_on(make):
+    engine = make(cut=True)
+    begun(engine, ask(0, 0, stop_ids=()), ask(0, 0, stop_ids=(), attempt=2))
+    assert engine.abort(0, 0, "train", 1)
+    assert not engine.abort(0, 0, "train", 3)
+    assert [r.attempt for r in drain(engine)] == [2]
+
+
 def test_a_second_attempt_samples_the_tokens_of_the_first(make):
     engine = make()
     engine.submit([ask(4, 2)])
@@ -572,3 +580,12 @@ def test_weights_may_arrive_under_work_that_was_taken_in_and_has_not_run_yet(mak
         assert all(r.columns[VERSION].tolist() == [1] * 3 + [2] * (len(r.ids) - 3) for r in results)
         assert (target.prefilled > 0) == (unfinished == "recompute")
         assert target.load_state().kv_used == 0
+
+
+def test_a_state_file_is_taken_in_once(make, tmp_path):
+    source, target = make(cut=True), make(cut=True)
+    begun(source, ask(0, 0, stop_ids=()))
+    moved(source, target, [(0, 0)], tmp_path / "state")
+    with pytest.raises(EngineError, match=r"trajectory \(0, 0\) in: it is here already"):
+        target.take_in(str(tmp_path / "state"))
+    assert len(drain(target)) == 1

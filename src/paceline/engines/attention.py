@@ -38,6 +38,8 @@ class Track:
     prompt: PromptKV
     own: Span = field(default_factory=lambda: Span("back"))
     tokens: list[int] = field(default_factory=list)
+    last: torch.Tensor | None = None
+    """Final hidden state of the last token [width], when all tokens have just run again."""
 
 
 @dataclass(frozen=True, slots=True)

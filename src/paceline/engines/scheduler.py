@@ -92,6 +92,12 @@ class Row(Track):
 
     job: Job
 
+    def state(self) -> torch.Tensor:
+        """What predicts the first token after a row has joined [width]."""
+        last = self.last if self.tokens else self.prompt.last
+        assert last is not None, "a prompt in memory keeps its last hidden state"
+        return last
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -198,11 +204,7 @@ class Scheduler:
         if rebuild:
             for row in [row for row in reversed(self.running) if row.job.version == old]:
                 self._put_back(row)
-        for key in [key for key in self._prompts if key[0] == old]:
-            prompt = self._prompts.pop(key)
-            prompt.version = GONE
-            if not prompt.users:
-                self._pool.release(prompt.span)
+        self._hide(old)
         for job, _ in self.find(lambda job: job.version == old):
             job.version = new
             if rebuild:
@@ -225,6 +227,14 @@ class Scheduler:
             assert prompt.last is not None, "a row has sampled a token"
             prompts[id(prompt)] = SavedPrompt(prompt.version, self._pool.save(prompt.span, len(prompt.ids)), prompt.last)
         return Saved(self._pool.save(row.own, len(row.tokens) - 1), prompts[id(prompt)])
+
+    def _hide(self, version: int) -> None:
+        """Let nobody find the prompts of a version; those without rows leave."""
+        for key in [key for key in self._prompts if key[0] == version]:
+            prompt = self._prompts.pop(key)
+            prompt.version = GONE
+            if not prompt.users:
+                self._pool.release(prompt.span)
 
     def _grow(self) -> None:
         """Rule 2. The running list may shrink at its end while it is walked."""

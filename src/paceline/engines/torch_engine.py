@@ -113,9 +113,10 @@ class TorchEngine:
         waiting = len(self._scheduler.waiting) + len(self._refused)
         return EngineLoad(used, len(self._scheduler.running), waiting, self._tokens)
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+    def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
         """Forget a trajectory of this purpose, running or waiting; its KV memory is free at once."""
-        return bool(self._scheduler.remove(lambda job: _key(job.request) == (group, sample, purpose)))
+        key = (group, sample, purpose)
+        return bool(self._scheduler.remove(lambda job: _key(job.request) == key and attempt in (None, job.request.attempt)))
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -177,9 +178,11 @@ class TorchEngine:
         for what, wanted in self._fits({carried.version for carried, _ in state.trajectories}).items():
             if (found := state.fits.get(what)) != wanted:
                 raise EngineError(f"{self._instance}: {location} holds state for {what} = {found}, here it is {wanted}")
-        jobs = []
+        jobs, here = [], {(*_key(job.request), job.request.attempt) for job, _ in self._scheduler.find(lambda job: True)}
         for carried, saved in state.trajectories:
-            if (reason := self._refusal(carried.request, carried.version)) is not None:
+            known = (*_key(carried.request), carried.request.attempt) in here
+            reason = "it is here already" if known else self._refusal(carried.request, carried.version)
+            if reason is not None:
                 raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
             job = self._job(carried.request, carried.version)
             job.tokens, job.logprobs, job.kept, job.versions = carried.tokens, carried.logprobs, carried.kept, carried.versions
@@ -205,7 +208,7 @@ class TorchEngine:
             found = self._fingerprints[place] = fingerprint(self._models[place].named_parameters())
         return found
 
-    def _work(self, version: int) -> int:
+    def _work(self, version: int | None) -> int:
         """Trajectories unfinished under a version."""
         return len(self._scheduler.find(lambda job: job.version == version))
 
@@ -250,20 +253,11 @@ class TorchEngine:
     def _part(self, model: PackedModel, part: Step) -> torch.Tensor:
         """Logits of the rows of one version [N, vocabulary]."""
         rebuilt = [row for row in part.joins if row.tokens]
-        hidden = None
+        states: list[torch.Tensor] = []
         if part.decode or part.fresh or rebuilt:
-            hidden = self._forward(model, self._pool, part.decode, part.fresh, rebuilt)
-        last: list[torch.Tensor] = [] if hidden is None or not part.decode else [hidden[: len(part.decode)]]
-        end = len(part.decode) + sum(len(prompt.ids) for prompt in part.fresh)
-        for row in part.joins:
-            if row.tokens:
-                assert hidden is not None
-                end += len(row.tokens)
-                last.append(hidden[end - 1 : end])
-            else:
-                assert row.prompt.last is not None, "a prompt in memory keeps its last hidden state"
-                last.append(row.prompt.last[None])
-        return model.logits(torch.cat(last))
+            states.append(self._forward(model, self._pool, part.decode, part.fresh, rebuilt)[: len(part.decode)])
+        states += [row.state()[None] for row in part.joins]
+        return model.logits(torch.cat(states))
 
     def _forward(
         self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV] = (), rebuilt: Sequence[Track] = ()
@@ -283,6 +277,9 @@ class TorchEngine:
         for prompt in fresh:
             end += len(prompt.ids)
             prompt.last = hidden[end - 1].clone()
+        for track in rebuilt:
+            end += len(track.tokens)
+            track.last = hidden[end - 1].clone()
         self._prefilled += len(ids) - len(tracks)
         return hidden
 

@@ -51,8 +51,8 @@ class Engine(Protocol):
 class Cancels(Protocol):
     """An engine that can give work up."""
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
-        """Forget a trajectory of this purpose; False if it is not there (finished, never submitted)."""
+    def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
+        """Forget a trajectory of this purpose, one attempt of it or all; False if it is not there (finished, never submitted)."""
 
 
 class HoldsWeights(Protocol):
@@ -95,6 +95,7 @@ class MovesState(Protocol):
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with the trajectories that `hand_over` wrote to `location`, under their own version, which this engine holds. They sample
-        the tokens that they would have sampled where they were. Raises EngineError, with nothing taken, for another version or a file
-        that cannot be read. Those that find no free slot or page wait for one with their state.
+        the tokens that they would have sampled where they were. Raises EngineError, with nothing taken, for another version, a
+        trajectory that is here already in the same attempt, or a file that cannot be read. Those that find no free slot or page wait
+        for one with their state.
         """

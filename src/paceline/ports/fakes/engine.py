@@ -114,9 +114,10 @@ class FakeEngine:
         held = sum(len(job.request.prompt_ids) + len(job.ids) for job in self._running)
         return EngineLoad(held, len(self._running), len(self._waiting) + len(self._refused), self._tokens)
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
+    def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
         """Forget a trajectory of this purpose, running or waiting."""
-        return bool(self._remove(lambda job: _key(job.request) == (group, sample, purpose)))
+        key = (group, sample, purpose)
+        return bool(self._remove(lambda job: _key(job.request) == key and attempt in (None, job.request.attempt)))
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -160,21 +161,9 @@ class FakeEngine:
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with what another fake wrote."""
-        try:
-            items = json.loads(Path(location).read_text())
-            found = [(Carried.of_json(item["job"]), bool(item["kv"])) for item in items]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"{self._instance}: cannot read the state of trajectories at {location} ({error!r})") from error
-        for carried, _ in found:
-            self._places.find(carried.version)
-            reason = self._refusal(carried.request, carried.version)
-            if reason is not None:
-                raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
-        now = self._clock()
-        for carried, kv in reversed(found):
-            started = None if carried.seconds is None else now - carried.seconds
-            length = 0 if started is None else self._length(carried.request)
-            self._waiting.appendleft(_Job(carried.request, carried.version, started, length, carried.tokens, carried.versions, kv))
+        found = _read(location)
+        jobs = [self._arrived(carried, kv) for carried, kv in found]
+        self._waiting.extendleft(reversed(jobs))
         lost = [carried for carried, kv in found if carried.tokens and not kv]
         return TakenIn(tuple(carried.key for carried, _ in found), sum(len(c.request.prompt_ids) + len(c.tokens) for c in lost))
 
@@ -223,12 +212,23 @@ class FakeEngine:
         self._running = [job for job in self._running if job not in back]
         self._waiting.extendleft(reversed(back))
 
-    def _work(self, version: int) -> int:
+    def _work(self, version: int | None) -> int:
         return sum(job.version == version for job in (*self._running, *self._waiting))
 
     def _carried(self, job: _Job) -> Carried:
         seconds = None if job.started is None else self._clock() - job.started
         return Carried(job.request, job.version, job.ids, [self._logprob] * len(job.ids), [], job.versions, seconds)
+
+    def _arrived(self, carried: Carried, kv: bool) -> _Job:
+        self._places.find(carried.version)
+        attempt = (*_key(carried.request), carried.request.attempt)
+        known = any((*_key(job.request), job.request.attempt) == attempt for job in (*self._running, *self._waiting))
+        reason = "it is here already" if known else self._refusal(carried.request, carried.version)
+        if reason is not None:
+            raise EngineError(f"{self._instance}: cannot take trajectory {carried.key} in: {reason}")
+        started = None if carried.seconds is None else self._clock() - carried.seconds
+        length = 0 if started is None else self._length(carried.request)
+        return _Job(carried.request, carried.version, started, length, carried.tokens, carried.versions, kv)
 
     def _token(self, job: _Job) -> int:
         if len(job.ids) + 1 >= job.length:
@@ -252,6 +252,14 @@ class FakeEngine:
             seconds=self._clock() - job.started,
             purpose=request.purpose,
         )
+
+
+def _read(location: str) -> list[tuple[Carried, bool]]:
+    """The trajectories of a file, each with whether its KV came along."""
+    try:
+        return [(Carried.of_json(item["job"]), bool(item["kv"])) for item in json.loads(Path(location).read_text())]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise EngineError(f"{location}: cannot read the state of trajectories ({error!r})") from error
 
 
 def _most(request: Request) -> int:
