@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.types.records import Purpose, Request
 
-Key = tuple[Purpose, int, int]
-"""(purpose, group, sample)."""
+Key = tuple[Purpose, int, int, int]
+"""(purpose, group, sample, attempt)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class Track:
     @property
     def key(self) -> Key:
         """Who it is."""
-        return self.request.purpose, self.request.group, self.request.sample
+        return self.request.purpose, self.request.group, self.request.sample, self.request.attempt
 
     @property
     def prompt(self) -> tuple[Purpose, int]:

@@ -7,10 +7,11 @@ request alone: every schedule meets the same work. All times are those of the cl
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from paceline.algo.counter import philox, stream_key, uniforms
 from paceline.core.costs import DecodeCost, LinearCost
-from paceline.engines.batch import Batch, Key, Track
+from paceline.engines.batch import Batch, Track
 from paceline.ports.fakes.training import probe_logprobs, read_weights
 from paceline.ports.places import Places
 from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
@@ -99,6 +100,7 @@ class EmulatedEngine:
         self._info = InstanceInfo(instance, slots, kv_tokens, versions_held, exports_kv=True)
         self._costs, self._lengths, self._solved = costs, lengths, solved
         self._clock, self._sleep = clock, sleep
+        # Nothing drafts here, so the numbers of drafts are free.
         self._jitter_key = stream_key(seed, "draft", int.from_bytes(instance.encode()[-8:], "little"), 0)
         self._batch = Batch(kv_tokens)
         self._waiting: deque[Track] = deque()
@@ -121,7 +123,7 @@ class EmulatedEngine:
             if reason is None:
                 self._waiting.append(self._track(request))
             else:
-                self._ended.append(Failure(request.group, request.sample, request.attempt, reason, request.purpose))
+                self._ended.append(_failure(request, reason))
 
     def step(self) -> Sequence[Trajectory | Failure]:
         """Everything that ended until now, in order of its end, then of its admission."""
@@ -141,10 +143,12 @@ class EmulatedEngine:
         batch = self._batch
         return EngineLoad(batch.own + batch.shared, len(batch), len(self._waiting) + len(self._ended), self._tokens)
 
-    def abort(self, group: int, sample: int, purpose: Purpose = "train") -> bool:
-        """Forget a trajectory of this purpose, running or waiting."""
+    def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
+        """Forget a trajectory of this purpose, one attempt of it or all, running or waiting."""
         self._catch_up()
-        return self._take_out((purpose, group, sample))
+        found = [track for track in self._all() if track.key[:3] == (purpose, group, sample) and attempt in (None, track.request.attempt)]
+        self._take_out(found)
+        return bool(found)
 
     def info(self) -> InstanceInfo:
         """Identity and capabilities."""
@@ -184,14 +188,13 @@ class EmulatedEngine:
         """Write the state of training trajectories and take them out, as long as their KV tokens take."""
         self._catch_up()
         wanted = {("train", group, sample) for group, sample in trajectories}
-        tracks = [track for track in (*self._batch.tracks.values(), *self._waiting) if track.key in wanted]
+        tracks = [track for track in self._all() if track.key[:3] in wanted]
         states = [self._batch.state(track) for track in tracks]
         try:
             Path(location).write_bytes(pickle.dumps(states))
         except OSError as error:
             raise EngineError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
-        for track in tracks:
-            self._take_out(track.key)
+        self._take_out(tracks)
         self._stall(self._costs.move.seconds(_kv_tokens(states)))
         return _names(states)
 
@@ -201,11 +204,13 @@ class EmulatedEngine:
             found: list[Track] = pickle.loads(Path(location).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise EngineError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
+        self._catch_up()
+        here = {track.key for track in self._all()}
         for track in found:
             self._places.find(track.version)
-            if (reason := self._too_long(track.request)) is not None:
-                raise EngineError(f"{self._info.instance}: cannot take trajectory {track.key[1:]} in: {reason}")
-        self._catch_up()
+            reason = "it is here already" if track.key in here else self._too_long(track.request)
+            if reason is not None:
+                raise EngineError(f"{self._info.instance}: cannot take trajectory {track.key[1:3]} in: {reason}")
         self._stall(self._costs.move.seconds(_kv_tokens(found)))
         self._waiting.extendleft(reversed(found))
         return TakenIn(_names(found), sum(track.prompt_tokens + track.done for track in found if track.done and not track.kv))
@@ -275,35 +280,34 @@ class EmulatedEngine:
             self._waiting.appendleft(track)
             self.preempted += 1
 
-    def _take_out(self, key: Key) -> bool:
-        """Forget a trajectory, running or waiting; False if it is not here."""
-        track = self._batch.tracks.get(key)
-        if track is not None:
-            self._batch.part(track)
-            return True
-        track = next((track for track in self._waiting if track.key == key), None)
-        if track is not None:
-            self._waiting.remove(track)
-        return track is not None
+    def _all(self) -> Iterator[Track]:
+        """Running ones in order of admission, then those that wait, in order."""
+        return itertools.chain(self._batch.tracks.values(), self._waiting)
+
+    def _take_out(self, tracks: Iterable[Track]) -> None:
+        """Forget trajectories."""
+        for track in tracks:
+            if track.ticket >= 0:
+                self._batch.part(track)
+            else:
+                self._waiting.remove(track)
 
     # --- requests and weights
 
     def _under(self, version: int | None) -> list[Track]:
-        """Unfinished trajectories whose next token is of this version, in order of admission, then of submission."""
-        return [track for track in (*self._batch.tracks.values(), *self._waiting) if track.version == version]
+        """Unfinished trajectories whose next token is of this version."""
+        return [track for track in self._all() if track.version == version]
 
-    def _fail(self, tracks: Iterable[Track], error: str) -> None:
-        for track in tracks:
-            self._take_out(track.key)
-            request = track.request
-            self._ended.append(Failure(request.group, request.sample, request.attempt, error, request.purpose))
+    def _fail(self, tracks: Sequence[Track], error: str) -> None:
+        self._take_out(tracks)
+        self._ended += [_failure(track.request, error) for track in tracks]
 
-    def _rebuild(self, tracks: Iterable[Track]) -> None:
+    def _rebuild(self, tracks: Sequence[Track]) -> None:
         """Read prompts (once per group) and tokens again; what waits does so when it joins."""
         running = [track for track in tracks if track.ticket >= 0]
         prompts = {track.prompt: track.prompt_tokens for track in running}
         self._read(sum(prompts.values()) + sum(map(self._batch.sampled, running)))
-        for track in self._waiting:
+        for track in tracks:
             track.kv = False
 
     def _read(self, tokens: int) -> None:
@@ -352,6 +356,10 @@ class EmulatedEngine:
             seconds=self._at - track.started,
             purpose=request.purpose,
         )
+
+
+def _failure(request: Request, error: str) -> Failure:
+    return Failure(request.group, request.sample, request.attempt, error, request.purpose)
 
 
 def _numbers(request: Request) -> tuple[float, ...]:
