@@ -18,6 +18,7 @@ FILE = ("task.kind=file", "task.path=a.jsonl", "task.gold_column=answer")
 STREAM = (*GYM, "schedule.preset=streaming")
 EMULATED = ("rollout.engine=emulated", "task.kind=synthetic")
 MULTI = (*GYM, "schedule.preset=multiversion")
+EXACT = ("model.dtype=float32", "algorithm.correction=truncate")
 
 BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("groups_per_round_no_effect", (*STREAM, "schedule.groups_per_round=16")),
@@ -88,6 +89,17 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("dual_clip_above_one", (*GYM, "algorithm.dual_clip=1.0")),
     ("dual_clip_above_one", (*GYM, "algorithm.dual_clip=0.0")),
     ("clip_low_at_most_one", (*GYM, "algorithm.clip_low=1.1")),
+    ("correction_level_no_effect", (*GYM, "algorithm.correction_level=sequence")),
+    ("correction_high_no_effect", (*GYM, "algorithm.correction_high=3.0")),
+    ("correction_low_no_effect", (*GYM, "algorithm.correction_low=0.1")),
+    ("correction_low_no_effect", (*GYM, "algorithm.correction=truncate", "algorithm.correction_low=0.1")),
+    ("clip_low_no_effect", (*GYM, "algorithm.correction=truncate", "algorithm.clip_low=0.1")),
+    ("clip_high_no_effect", (*GYM, "algorithm.correction=mask", "algorithm.clip_high=0.28")),
+    ("dual_clip_no_effect", (*GYM, "algorithm.correction=mask", "algorithm.dual_clip=3.0")),
+    ("ratio_no_effect", (*GYM, "algorithm.correction=truncate", "algorithm.ratio=sequence")),
+    ("correction_keeps_on_policy", (*GYM, "algorithm.correction=mask", "algorithm.correction_low=1.0")),
+    ("correction_keeps_on_policy", (*GYM, "algorithm.correction=reject", "algorithm.correction_high=1.0")),
+    ("correction_bound_acts", (*GYM, "algorithm.correction=truncate", "algorithm.correction_high=1e9")),
     ("kl_weight_needs_kl", (*GYM, "algorithm.kl_weight=0.1")),
     ("kl_needs_weight", (*GYM, "algorithm.kl=k3")),
     ("reference_no_effect", (*GYM, "algorithm.reference=dir")),
@@ -118,6 +130,10 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("emulated_is_synthetic", ("task.kind=synthetic",)),
     ("emulated_is_synthetic", (*EMULATED, "eval.task.name=chain_sum")),
     ("batch_std_sees_the_update", (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=4")),
+    ("correction_corrects", (*GYM, *EXACT)),
+    ("correction_corrects", (*GYM, *EXACT, "schedule.groups_per_round=8", "schedule.preset=pipelined")),
+    ("correction_corrects", (*STREAM, *EXACT, "schedule.staleness=0")),
+    ("correction_corrects", (*MULTI, *EXACT, "schedule.version_window=1")),
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
     ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
     ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
@@ -126,9 +142,16 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
 WARNED: list[tuple[str, tuple[str, ...]]] = [
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
+    ("geometric_bounds_wide", (*GYM, "algorithm.correction=mask", "algorithm.correction_level=geometric")),
 ]
 
 ALLOWED: list[tuple[str, ...]] = [
+    (*GYM, "algorithm.correction=truncate"),
+    (*GYM, "algorithm.correction=reject", "algorithm.clip_high=0.28", "algorithm.ratio=sequence"),
+    (*GYM, *EXACT, "schedule.groups_per_round=16"),
+    (*STREAM, *EXACT),
+    (*STREAM, *EXACT, "schedule.staleness=0", "schedule.updates_per_publish=2"),
+    (*MULTI, *EXACT),
     (*MULTI, "rollout.versions_held=2"),
     (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,

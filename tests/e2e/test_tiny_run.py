@@ -124,6 +124,22 @@ def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_un
         assert audited.returncode == 0, audited.stdout
 
 
+def test_in_processes_too_pipelined_trains_the_tokens_of_serial_to_the_weights_of_serial(place: Path) -> None:
+    found = {}
+    for preset, words in {
+        "serial": ("schedule.in_order=false",),
+        "pipelined": ("schedule.in_order=false", "schedule.groups_per_dispatch=1", "schedule.frontier=2", "rollout.slots=3"),
+    }.items():
+        run = place / f"as-{preset}"
+        ended = train(place, "plain.toml", f"run.dir={run}", "run.updates=3", f"schedule.preset={preset}", *words)
+        assert ended.returncode == 0, ended.stderr
+        found[preset] = (rows(run), load_file(run / "model" / "model.safetensors"))
+    (a, first), (b, second) = found.values()
+    names = ("update", "group", "sample", "prompt_ids", "ids", "reward", "version")
+    assert [[row[name] for name in names] for row in a] == [[row[name] for name in names] for row in b]
+    assert max(abs(first[name] - second[name]).max() for name in first) < 1e-9
+
+
 def test_a_reward_that_raises_ends_the_run_soon_by_name_and_leaves_no_child(place: Path) -> None:
     lines = [json.dumps({"prompt": f"say hello {i}", "answer": "fails" if i >= 2 else "fine"}) for i in range(6)]
     (place / "failing.jsonl").write_text("\n".join(lines))

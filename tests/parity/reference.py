@@ -105,8 +105,10 @@ def _kept(scaled: torch.Tensor, ids: torch.Tensor, top_p: float, top_k: int) -> 
     return result
 
 
-def plain_gradient(directory: Path, dtype: str, groups: list[ScoredGroup], *, temperature: float = 1.0) -> Gradient:
-    """GRPO with a token mean, written out over padded tensors."""
+def plain_gradient(
+    directory: Path, dtype: str, groups: list[ScoredGroup], *, temperature: float = 1.0, correction: dict[str, Any] | None = None
+) -> Gradient:
+    """GRPO with a token mean, written out over padded tensors; `correction` as in [algorithm]."""
     model = plain_model(directory, dtype)
     logits, ids, mask = plain_logits(model, groups)
     logp = (logits / temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -121,8 +123,24 @@ def plain_gradient(directory: Path, dtype: str, groups: list[ScoredGroup], *, te
     ratio = (logp - old).exp()
     per_token = -torch.minimum(ratio * values, ratio.clamp(1 - CLIPPED["clip_low"], 1 + CLIPPED["clip_high"]) * values)
     per_token = torch.where(values < 0, torch.minimum(per_token, -CLIPPED["dual_clip"] * values), per_token)
+    if correction:
+        weights, alone = _weights((logp - old).detach() * mask, mask, **correction)
+        per_token = weights * (-values * (logp - logp.detach()).exp() if alone else per_token)
     ((per_token * mask).sum() / mask.sum()).backward()
     return {name: p.grad for name, p in model.named_parameters()}
+
+
+def _weights(
+    log_ratio: torch.Tensor, mask: torch.Tensor, correction: str, correction_level: str, correction_low: float, correction_high: float
+) -> tuple[torch.Tensor, bool]:
+    """Weight of each token [B, T], and whether it stands in for the ratio to the behaviour policy."""
+    sums = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+    mean = sums / mask.sum(1, keepdim=True).clamp(min=1)
+    weight = {"token": log_ratio, "sequence": sums, "geometric": mean}[correction_level].exp()
+    if correction == "truncate":
+        return weight.clamp(max=correction_high), True
+    inside = (weight >= correction_low) & (weight <= correction_high)
+    return (weight * inside, True) if correction == "mask" else (inside.to(weight.dtype), False)
 
 
 def our_gradient(

@@ -4,6 +4,7 @@ Relative L2 difference of the whole gradient: at most 1e-12 in float64, 1e-5 in 
 """
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,40 @@ def test_every_option_is_independent_of_the_split_too(llama: Path, algorithm: di
     whole = our_gradient(llama, "float64", [groups], algorithm=algorithm)
     split = our_gradient(llama, "float64", [groups[2:], groups[:2]], algorithm=algorithm, budget=1)
     assert distance(split, whole) <= BOUND["float64"]
+
+
+BOUNDS = {"token": (0.8, 1.25), "sequence": (0.5, 2.0), "geometric": (0.9, 1.1)}
+
+
+@pytest.mark.parametrize(("kind", "level"), product(("truncate", "mask", "reject"), BOUNDS), ids=str)
+def test_gradients_under_a_correction_equal_a_plain_padded_implementation_for_every_split(llama: Path, kind: str, level: str) -> None:
+    groups = make_groups(plain_model(llama, "float64"))
+    low, high = BOUNDS[level]
+    correction = {"correction": kind, "correction_level": level, "correction_low": low, "correction_high": high}
+    right = plain_gradient(llama, "float64", groups, correction=correction)
+    for dispatches, budget in (([groups], 4096), ([groups[2:], groups[:2]], 1)):
+        assert distance(our_gradient(llama, "float64", dispatches, algorithm=correction, budget=budget), right) <= BOUND["float64"]
+    assert distance(right, plain_gradient(llama, "float64", groups)) > 0.01, "the bounds act"
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask", "reject"])
+def test_under_a_filter_weights_compare_kept_set_with_kept_set(llama: Path, kind: str) -> None:
+    """On policy the weights are 1 only if both sides are over the same set; over the full vocabulary they would not be."""
+    filters = {"top_p": 0.8, "top_k": 50}
+    groups = make_groups(plain_model(llama, "float64"), noise=0.0, sampled=True, **filters)
+    config = ModelConfig(path=str(llama), dtype="float64")
+    trainer = TorchTrainer(
+        load(config, train=True),
+        algorithm=AlgorithmConfig(correction=kind),
+        trainer=TrainerConfig(),
+        rollout=RolloutConfig(max_tokens=32, train_on_filtered=True, **filters),
+        model=config,
+        total_updates=10,
+    )
+    metrics = trainer.accumulate(groups)
+    assert abs(metrics["correction/log_weight/min"]) <= 1e-12
+    assert abs(metrics["correction/log_weight/max"]) <= 1e-12
+    assert metrics["correction/effective_share"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("rollout", [{"top_p": 0.8}, {"top_k": 20}, {"top_p": 0.9, "top_k": 50, "temperature": 0.6}], ids=str)

@@ -419,3 +419,24 @@ def test_master_weights_in_bfloat16_are_refused(tiny: Path) -> None:
         TorchTrainer(
             load(config), algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1
         )
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_metrics_of_a_correction_are_those_of_the_whole_update_however_it_is_split(tiny: Path, level: str) -> None:
+    first = Bench(tiny, dtype="float64")
+    apart = {(20, 21, 22): [0.1, -0.1, 0.2], (30, 31): [1.5, 1.3], (40, 41, 42, 43): [0.0] * 4}
+    behaviour = [[a + b for a, b in zip(first.logprobs(ids), more, strict=True)] for ids, more in apart.items()]
+    groups = [group(index, (1.0, 0.0, 0.5), logprobs=behaviour) for index in range(3)]
+    algorithm = {"correction": "mask", "correction_level": level, "correction_low": 0.3}
+    seen = []
+    for budget, dispatches in ((4096, [groups]), (1, [groups[:1], groups[1:]])):
+        bench = Bench(tiny, dtype="float64", algorithm=algorithm, trainer={"micro_batch_tokens": budget})
+        for dispatch in dispatches:
+            bench.trainer.accumulate(dispatch)
+        metrics = bench.trainer.step().metrics
+        seen.append({name: value for name, value in metrics.items() if name.startswith(("correction/", "approx_kl"))})
+    assert seen[0].keys() == seen[1].keys()
+    assert "correction/weight_square/mean" not in seen[0]
+    assert seen[0] == pytest.approx(seen[1], abs=1e-12)
+    assert seen[0]["correction/masked"] == pytest.approx(2 / 9)
+    assert 0.7 < seen[0]["correction/effective_share"] < 7 / 9

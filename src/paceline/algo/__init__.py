@@ -1,6 +1,6 @@
 """Pure numerics: advantages, losses, KL estimators, log-probs, sampling. torch and numpy, no I/O.
 
-A loss is advantage estimator + ratio + clip + aggregation + KL, each a small function of its own:
+A loss is advantage estimator + ratio + clip + correction + aggregation + KL, each a small function of its own:
 `advantages` gives one number per sample, `policy_loss` turns log-probs and those numbers into a loss.
 Names load on first use, so that the torch-free ones (`has_signal`, `overlong_penalty`, `length_metrics`) cost nothing.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.algo.advantage import advantages as advantages
+    from paceline.algo.correction import Correction as Correction
     from paceline.algo.kl import kl_estimate as kl_estimate
     from paceline.algo.logprobs import TokenScores as TokenScores
     from paceline.algo.logprobs import token_logprobs as token_logprobs
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.types.signal import has_signal as has_signal
 
 _HOME = {
+    "Correction": "paceline.algo.correction",
     "PolicyLoss": "paceline.algo.loss",
     "TokenScores": "paceline.algo.logprobs",
     "advantages": "paceline.algo.advantage",

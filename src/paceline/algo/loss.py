@@ -1,4 +1,4 @@
-"""The policy loss, composed: importance ratio, clipped surrogate, KL penalty, aggregation. Each part is a function of its own."""
+"""The policy loss, composed: importance ratio, clipped surrogate, correction, KL penalty, aggregation. Each a function of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from paceline.algo.correction import Correction, correct, over_sequence
 from paceline.algo.kl import KL, kl_estimate, kl_penalty
 
 Aggregation = Literal["token", "sequence", "constant"]
@@ -31,6 +32,7 @@ def policy_loss(
     aggregation: Aggregation = "token",
     constant_length: int | None = None,
     ratio: Ratio = "token",
+    correction: Correction | None = None,
     kl: KL | Literal["none"] = "none",
     kl_weight: float = 0.0,
     reference_logp: torch.Tensor | None = None,
@@ -46,6 +48,8 @@ def policy_loss(
 
     - loss per token: max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); `dual_clip` c bounds it by -c A where A < 0
     - r: exp(logp - behaviour_logp) per token, or the geometric mean over the sequence (`ratio="sequence"`)
+    - `correction` multiplies that loss by a bounded weight without gradient. Where the weight carries the ratio to the behaviour
+      policy (truncate, mask), r is exp(logp - logp.detach()): 1, with the gradient of logp, and no clip touches it
     - `kl_weight` x the estimator `kl` against `reference_logp` is added per token (k1 with its score-function gradient, see
       `kl_penalty`); `kl_logp` replaces logp there (where a sampling filter makes them differ), `kl_sequences` [B] or [S] bool
       limits it to some sequences
@@ -63,9 +67,9 @@ def policy_loss(
     sequence, policy, behaviour = sequence[keep], logp[keep], behaviour_logp[keep]
     scores = _per_token(advantages, keep, sequence, segments)
     counts = torch.bincount(sequence, minlength=1)
-    ratios = importance_ratio(policy, behaviour, sequence, counts, ratio)
-    per_token = clipped_surrogate(ratios, scores.to(policy.dtype), clip_low, clip_high, dual_clip)
-    metrics = _metrics(per_token.detach(), ratios.detach(), policy.detach() - behaviour, scores, clip_low, clip_high)
+    ratios, weights, corrected = _ratio_and_weight(policy, behaviour, sequence, counts, ratio, correction)
+    per_token = weights * clipped_surrogate(ratios, scores.to(policy.dtype), clip_low, clip_high, dual_clip)
+    metrics = _metrics(per_token.detach(), ratios.detach(), policy.detach() - behaviour, scores, clip_low, clip_high) | corrected
     if reference_logp is not None and kl != "none":
         learner, reference = policy if kl_logp is None else kl_logp[keep], reference_logp[keep]
         metrics["kl"] = _mean(kl_estimate(learner.detach(), reference, kl))
@@ -97,6 +101,17 @@ def _per_token(advantages: torch.Tensor, keep: torch.Tensor, sequence: torch.Ten
     return advantages[sequence]
 
 
+def _ratio_and_weight(
+    policy: torch.Tensor, behaviour: torch.Tensor, sequence: torch.Tensor, counts: torch.Tensor, kind: Ratio, correction: Correction | None
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """Ratio [N] with gradient and its factor [N] without; the quotient to the behaviour policy is in the one or in the other."""
+    proximal = policy.detach()
+    if correction is None:
+        return importance_ratio(policy, behaviour, sequence, counts, kind), torch.ones_like(proximal), {}
+    weights, metrics = correct(over_sequence(proximal - behaviour, sequence, counts, correction.level), correction)
+    return importance_ratio(policy, proximal if correction.weighs else behaviour, sequence, counts, kind), weights, metrics
+
+
 def _penalty(learner: torch.Tensor, reference: torch.Tensor, kind: KL, only: torch.Tensor | None, sequence: torch.Tensor) -> torch.Tensor:
     """KL penalty of the kept tokens [N], 0 outside the sequences `only` [S] bool."""
     penalty = kl_penalty(learner, reference, kind)
@@ -107,11 +122,7 @@ def importance_ratio(
     logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor, counts: torch.Tensor, kind: Ratio
 ) -> torch.Tensor:
     """Policy over behaviour probability [N]: per token, or exp of the sequence's mean log-ratio on each of its tokens (GSPO)."""
-    difference = logp - behaviour_logp
-    if kind == "sequence":
-        sums = torch.zeros(counts.shape, dtype=difference.dtype, device=difference.device).index_add(0, sequence, difference)
-        difference = (sums / counts.clamp(min=1))[sequence]
-    return difference.exp()
+    return over_sequence(logp - behaviour_logp, sequence, counts, "geometric" if kind == "sequence" else "token").exp()
 
 
 def clipped_surrogate(
@@ -182,6 +193,7 @@ def _metrics(
         "clip_ratio/high_mean": _mean(high),
         "clip_ratio/region_mean": _mean(low | high),
         "approx_kl": _mean(torch.expm1(log_ratio) - log_ratio),
+        "approx_kl_k1": _mean(-log_ratio),
         "ratio/mean": _mean(ratio) if ratio.numel() else 1.0,
         "ratio/min": extremes[0],
         "ratio/max": extremes[1],

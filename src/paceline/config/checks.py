@@ -16,6 +16,7 @@ from paceline.config.schema import (
     Config,
     ModelConfig,
     RewardConfig,
+    ScheduleConfig,
     TaskConfig,
     TrainerConfig,
 )
@@ -36,6 +37,16 @@ def _emulated(c: Config) -> bool:
 
 def _tasks(c: Config) -> list[TaskConfig]:
     return [c.task, *([c.eval.task] if c.eval.task else [])]
+
+
+def _on_policy(s: ScheduleConfig) -> bool:
+    """Whether every group is consumed by exactly the weights that sampled it."""
+    match s.preset:
+        case "serial" | "pipelined":
+            return s.groups_per_round in (None, s.groups_per_update)
+        case "streaming":
+            return s.staleness == 0 and s.updates_per_publish in (None, 1)
+    return s.version_window == 1 and s.updates_per_publish in (None, 1)
 
 
 WHOLE: list[Rule[Config]] = [
@@ -80,6 +91,13 @@ WHOLE: list[Rule[Config]] = [
         ("rollout.versions_held", "schedule.version_window"),
         "no more than W versions are alive, so further copies of the weights would serve nothing",
         lambda c: c.schedule.preset == "multiversion" and c.rollout.versions_held > (c.schedule.version_window or DEFAULT_WINDOW),
+    ),
+    Rule(
+        "correction_corrects",
+        ("algorithm.correction", "model.dtype", "schedule.preset", "schedule.groups_per_round", "schedule.groups_per_update"),
+        "has no effect: each group is consumed by the weights that sampled it, and in float32 and float64 engine and trainer agree to "
+        "rounding, so every weight is 1",
+        lambda c: c.algorithm.correction != "none" and c.model.dtype != "bfloat16" and _on_policy(c.schedule),
     ),
     Rule(
         "overlong_buffer_below_max_tokens",

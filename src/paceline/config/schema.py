@@ -184,7 +184,7 @@ class ScheduleConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """The loss: advantage + ratio + clip + aggregation + KL."""
+    """The loss: advantage + ratio + clip + correction + aggregation + KL."""
 
     advantage: Literal["group_std", "group_mean", "batch_std"] = "group_std"
     """GRPO; mean only (Dr.GRPO); mean of the group over the standard deviation of the update (needs D = U)."""
@@ -204,6 +204,16 @@ class AlgorithmConfig(Section):
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = None
     """c > 1: bound of the loss for negative advantages; unset = off."""
+    correction: Literal["none", "truncate", "mask", "reject"] = "none"
+    """Weight of the learner's probability at consumption over the recorded one. `none` = the clipped ratio alone; `truncate` = weight up
+    to correction_high, no clip (TIS); `mask` = weight within the bounds, else 0, no clip (IcePop); `reject` = the clipped ratio within
+    the bounds, else 0."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """What the weight is of: each token, the sequence (product over its tokens), or their geometric mean."""
+    correction_low: float = Field(default=0.5, ge=0)
+    """mask, reject: smallest weight that trains; 0 = no lower bound."""
+    correction_high: float = Field(default=2.0, ge=1)
+    """truncate: largest weight; mask, reject: largest weight that trains."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
     """Estimator of the KL term to the reference model."""
     kl_weight: float = Field(default=0.0, ge=0)

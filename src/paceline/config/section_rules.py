@@ -226,6 +226,33 @@ ALGORITHM: list[Rule[AlgorithmConfig]] = [
         lambda a: a.dual_clip is not None and a.dual_clip <= 1,
     ),
     Rule("clip_low_at_most_one", ("clip_low",), "a ratio is never below 0, so above 1 nothing is clipped", lambda a: a.clip_low > 1),
+    *only("correction_level correction_high", lambda a: a.correction != "none", "there is no correction"),
+    *only("correction_low", lambda a: a.correction in ("mask", "reject"), "only mask and reject have a lower bound"),
+    *only(
+        "clip_low clip_high dual_clip ratio",
+        lambda a: a.correction not in ("truncate", "mask"),
+        "in truncate and mask the weight carries the ratio, and what is left to clip is the learner against itself, which is 1; "
+        "correction = reject keeps the clipped ratio",
+    ),
+    Rule(
+        "correction_keeps_on_policy",
+        ("correction", "correction_low", "correction_high"),
+        "a token on policy has weight 1, which mask and reject must keep: correction_low < 1 < correction_high",
+        lambda a: a.correction in ("mask", "reject") and not a.correction_low < 1 < a.correction_high,
+    ),
+    Rule(
+        "correction_bound_acts",
+        ("correction", "correction_high"),
+        "weights are 1 on average, so fewer than one in a thousand could be above 1000: the bound would do nothing",
+        lambda a: a.correction != "none" and a.correction_high > 1000,
+    ),
+    Rule(
+        "geometric_bounds_wide",
+        ("correction_level", "correction_low", "correction_high"),
+        "a geometric mean averages over the sequence and stays near 1, so in long answers these bounds hardly act; try 0.99 and 1.01",
+        lambda a: a.correction != "none" and a.correction_level == "geometric" and a.correction_high > 1.2,
+        "warn",
+    ),
     Rule(
         "kl_weight_needs_kl",
         ("kl", "kl_weight"),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from paceline.algo.correction import effective_share
+
 
 @dataclass(slots=True)
 class Tally:
@@ -49,6 +51,9 @@ class Tally:
     def values(self) -> dict[str, float]:
         """Everything by name; docs/design/trainer.md says what each means."""
         means = {name: value / self.weights[name] for name, value in self.sums.items() if self.weights[name]}
+        square = means.pop("correction/weight_square/mean", None)
+        if square is not None:
+            means["correction/effective_share"] = effective_share(means["correction/weight/mean"], square)
         return means | self.extremes | self.seconds | self._gaps()
 
     def gap(self) -> float | None:

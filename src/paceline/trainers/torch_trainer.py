@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from paceline.algo.correction import Correction
 from paceline.algo.logprobs import TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
 from paceline.algo.shaping import overlong_penalty
@@ -77,7 +78,7 @@ class TorchTrainer:
         self._filtered = rollout.top_p < 1 or rollout.top_k > 0
         self._serving: torch.dtype = getattr(torch, model.dtype)
         self._weights = dict(self._model.named_parameters())
-        _check_settings(algorithm, rollout, self._length, self._weights)
+        self._correction = _check_settings(algorithm, rollout, self._length, self._weights)
         self._device = next(iter(self._weights.values())).device
         self._optimizer = Optimizer(self._weights, trainer)
         self._reference = self._make_reference(reference)
@@ -242,6 +243,7 @@ class TorchTrainer:
             aggregation=algorithm.aggregation,
             constant_length=self._length,
             ratio=algorithm.ratio,
+            correction=self._correction,
             kl=algorithm.kl,
             kl_weight=algorithm.kl_weight,
             reference_logp=reference,
@@ -328,7 +330,10 @@ def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: 
     tally.moved.append(gaps[~fresh])
 
 
-def _check_settings(algorithm: AlgorithmConfig, rollout: RolloutConfig, length: int, weights: Mapping[str, torch.Tensor]) -> None:
+def _check_settings(
+    algorithm: AlgorithmConfig, rollout: RolloutConfig, length: int, weights: Mapping[str, torch.Tensor]
+) -> Correction | None:
+    """Refuse settings without meaning; the correction that they name."""
     try:
         check_options(
             algorithm.clip_low,
@@ -341,6 +346,10 @@ def _check_settings(algorithm: AlgorithmConfig, rollout: RolloutConfig, length: 
             algorithm.kl_weight,
         )
         overlong_penalty(0, max_tokens=rollout.max_tokens, buffer=algorithm.overlong_buffer, penalty=algorithm.overlong_penalty)
+        correction = None
+        if algorithm.correction != "none":
+            bounds = (algorithm.correction_low, algorithm.correction_high)
+            correction = Correction(algorithm.correction, algorithm.correction_level, *bounds)
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from error
     if rollout.temperature == 0:
@@ -352,3 +361,4 @@ def _check_settings(algorithm: AlgorithmConfig, rollout: RolloutConfig, length: 
     narrow = [name for name, weight in weights.items() if weight.dtype not in (torch.float32, torch.float64)]
     if narrow:
         raise ConfigError(f"master weights must be float32 or float64, {narrow[0]} is {weights[narrow[0]].dtype}: load with train=True")
+    return correction
