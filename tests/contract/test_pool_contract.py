@@ -104,6 +104,19 @@ async def test_a_body_ticks_while_it_has_work_and_its_reports_arrive_in_order(po
         assert heard.reports == [("left", 4), ("left", 2), ("left", 0)]
 
 
+async def test_a_body_that_naps_is_asked_again_in_time_and_a_call_wakes_it(pool: Pool) -> None:
+    async with started(pool) as (worker, heard):
+        begun = time.monotonic()
+        await worker.call("nap", 0.2)
+        await heard.until(lambda: len(heard.reports) == 2)
+        assert heard.reports == ["asleep", "awake"]
+        assert 0.2 <= time.monotonic() - begun < 5
+        await worker.call("nap", 3600.0)
+        await heard.until(lambda: len(heard.reports) == 3)
+        assert await worker.call("echo", "up") == "up"
+        await heard.until(lambda: len(heard.reports) == 4)
+
+
 async def test_a_worker_that_dies_fails_its_open_calls_and_is_reported_lost_once(pool: Pool) -> None:
     async with started(pool) as (worker, heard):
         with pytest.raises(WorkerLost, match="one"):

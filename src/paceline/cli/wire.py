@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import emulated
 from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
@@ -195,6 +196,9 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
     }
     for name, exclude in may_change.items():
         parts |= {f"{name}.{key}": value for key, value in getattr(config, name).model_dump(exclude=exclude).items()}
+    if _emulates(config):
+        work = config.emulated.model_dump(include={"mean_tokens", "sigma", "solved"})
+        parts |= {f"emulated.{key}": value for key, value in work.items()}
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
@@ -228,14 +232,22 @@ def workers_of(config: Config) -> Workers:
 def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     count, cores = config.rollout.instances, config.pool.rollout_cores
     threads = config.pool.rollout_threads or max(1, _default_threads(config) // count)
+    home, arguments = (emulated.__name__, emulated.engine_arguments(config)) if _emulates(config) else (__name__, {"config": config})
     return tuple(
-        WorkerSpec(f"rollout-{i}", f"{__name__}:rollout_body", {"config": config, "instance": f"rollout-{i}"}, threads, cores[i::count])
+        WorkerSpec(f"rollout-{i}", f"{home}:rollout_body", {**arguments, "instance": f"rollout-{i}"}, threads, cores[i::count])
         for i in range(count)
     )
 
 
+def _emulates(config: Config) -> bool:
+    return config.rollout.engine == "emulated"
+
+
 def _trainer_spec(config: Config) -> WorkerSpec:
     threads = config.pool.trainer_threads or _default_threads(config)
+    if _emulates(config):
+        costs = {"costs": emulated.trainer_costs(config.emulated)}
+        return WorkerSpec("trainer", f"{emulated.__name__}:trainer_body", costs, threads, config.pool.trainer_cores)
     return WorkerSpec("trainer", f"{__name__}:trainer_body", {"config": config}, threads, config.pool.trainer_cores)
 
 
@@ -304,6 +316,11 @@ def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.contents import contents
     from paceline.cli.data import DataBody
+
+    if _emulates(config):
+        from paceline.tasks.synthetic import SyntheticTokenizer
+
+        return DataBody(config, SyntheticTokenizer(config.rollout.max_prompt_tokens), contents=partial(contents, config, None))
     from paceline.models.load import load_tokenizer, positions, resolve
 
     directory = resolve(config.model.path)

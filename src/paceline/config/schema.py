@@ -5,45 +5,17 @@ Cross-field rules (combinations without effect or meaning) stand in `config.chec
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-def _plain(value: Any, where: str = "") -> Any:
-    """A copy in which tuples are lists; refuses what a resolved TOML file could not hold and give back unchanged."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
-    if _is_scalar(value):
-        return value
-    raise ValueError(f"may hold texts, booleans, finite numbers, lists and tables; {where.lstrip('.')} is {value!r}")
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-Table = Annotated[dict[str, Any], AfterValidator(_plain)]
-"""A free-form table."""
-
-# TOML knows arrays only; a list is taken for a tuple, its items stay strict.
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+from paceline.config.emulated import EmulatedConfig
+from paceline.config.section import Decay, Ids, Section, Table, Texts
 
 DEFAULT_STALENESS = 1
 """S of streaming when none is given: the least that lets generation and training overlap."""
 DEFAULT_WINDOW = 2
 """W of multiversion when none is given: the least that lets versions overlap."""
-
-
-class Section(BaseModel):
-    """Base of every section: strict, frozen, no unknown keys, no NaN or infinity."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -60,14 +32,15 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """Where prompts come from."""
 
-    kind: Literal["reasoning_gym", "file"] = "reasoning_gym"
-    """`reasoning_gym` = problems of a generator, `file` = rows of a JSONL or Parquet file."""
+    kind: Literal["reasoning_gym", "file", "synthetic"] = "reasoning_gym"
+    """`reasoning_gym` = problems of a generator, `file` = rows of a JSONL or Parquet file, `synthetic` = numbered prompts of
+    max_prompt_tokens tokens each, for the emulated engine."""
     name: str = ""
     """reasoning_gym: the generator, e.g. `chain_sum`."""
     parameters: Table = Field(default_factory=dict)
     """reasoning_gym: parameters of the generator."""
     size: int = Field(default=2000, ge=1)
-    """reasoning_gym: rows generated (duplicates are removed afterwards and counted)."""
+    """reasoning_gym, synthetic: rows generated (duplicates are removed afterwards and counted)."""
     seed: int = 1
     """reasoning_gym: seed of the generator."""
     path: str = ""
@@ -124,8 +97,9 @@ class RewardConfig(Section):
 class RolloutConfig(Section):
     """The engine and how it samples."""
 
-    engine: Literal["torch"] = "torch"
-    """Which rollout engine runs."""
+    engine: Literal["torch", "emulated"] = "torch"
+    """`torch` = decodes in its process; `emulated` = computes when trajectories would end, with a trainer alike: load tests of the
+    runtime without a model, see `[emulated]`."""
     instances: int = Field(default=1, ge=1)
     """Engine processes."""
     slots: int = Field(default=64, ge=1)
@@ -368,5 +342,7 @@ class Config(Section):
     """The optimizer."""
     pool: PoolConfig = PoolConfig()
     """Worker processes."""
+    emulated: EmulatedConfig = EmulatedConfig()
+    """What the emulated engine pretends."""
     eval: EvalConfig = EvalConfig()
     """Held-out evaluation."""

@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Callable
 
+from paceline.config.emulated import EmulatedConfig
 from paceline.config.memory import KV_PAGE, kv_tokens_needed
-from paceline.config.rules import Rule, only
+from paceline.config.rules import Rule, changed, only
 from paceline.config.schema import (
     DEFAULT_STALENESS,
     DEFAULT_WINDOW,
@@ -132,11 +133,23 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
 """Rules about [schedule] alone."""
 
 TASK: list[Rule[TaskConfig]] = [
-    Rule("generator_named", ("kind", "name"), "kind reasoning_gym needs the generator's name", lambda t: t.kind != "file" and not t.name),
+    Rule(
+        "generator_named",
+        ("kind", "name"),
+        "kind reasoning_gym needs the generator's name",
+        lambda t: t.kind == "reasoning_gym" and not t.name,
+    ),
     Rule("file_named", ("kind", "path"), "kind file needs a path", lambda t: t.kind == "file" and not t.path),
-    *only("name parameters size seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
+    *only("name parameters seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
+    *only("size", lambda t: t.kind != "file", "it belongs to the kinds reasoning_gym and synthetic"),
     *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
     *only("system template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
+    Rule(
+        "synthetic_has_no_text",
+        ("kind", "system", "suffix", "template", "template_arguments"),
+        "synthetic prompts are numbers of tokens: nothing can be said in them",
+        lambda t: t.kind == "synthetic" and any(changed(t, key) for key in ("system", "suffix", "template", "template_arguments")),
+    ),
     Rule(
         "gold_pattern_needs_column",
         ("gold_pattern", "gold_column"),
@@ -272,6 +285,12 @@ EVAL: list[Rule[EvalConfig]] = [
     *only("temperature", lambda e: e.samples > 0, "no answer is sampled", "temperature_without_samples"),
 ]
 """Rules about [eval] alone."""
+
+
+EMULATED: list[Rule[EmulatedConfig]] = [
+    *only("mean_tokens sigma", lambda e: not e.lengths, "lengths are drawn from the file in `lengths`"),
+]
+"""Rules about [emulated] alone."""
 
 
 def _allowed(kind: str, name: str, value: object) -> bool:

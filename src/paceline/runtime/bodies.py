@@ -7,6 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
+from paceline.ports.pool import Nap
 from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState, Unfinished
 from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.progress import ProbeReport
@@ -48,7 +49,7 @@ class RolloutBody:
         """Load and probe in one: no token is sampled before the weights can be compared."""
         return self._engine.load(ref, location, unfinished, replaces), self._engine.probe(probe_ids, ref.version)
 
-    def tick(self) -> Sequence[Trajectory | Failure] | None:
+    def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
         """One engine step; None when it has nothing to do."""
         started = self._clock()
         ended = self._engine.step()
@@ -61,6 +62,27 @@ class RolloutBody:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+
+class PausingEngine(RolloutEngine, Protocol):
+    """An engine that knows for how long it has nothing to say."""
+
+    def pause(self) -> float | None:
+        """Seconds until the next `step` can return something; None = only after a call."""
+
+
+class PausingBody(RolloutBody):
+    """Sleeps between two ends of trajectories."""
+
+    def __init__(self, engine: PausingEngine) -> None:
+        super().__init__(engine)
+        self._pause = engine.pause
+
+    def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
+        """What ended since, and when to ask again."""
+        ended = self._engine.step()
+        seconds = self._pause()
+        return (ended or None) if seconds is None else Nap(seconds, ended)
 
 
 class TrainerBody:
