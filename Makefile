@@ -51,8 +51,9 @@ test-unit: install ## everything without the real model
 evidence-%: install
 	$(BIN)/python benchmarks/$(subst -,_,$*).py $(ARGUMENTS)
 
-figures: install ## docs/figures from docs/evidence
-	$(BIN)/python benchmarks/curve.py
+figures: install ## docs/figures from docs/evidence and recorded runs
+	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python benchmarks/pictures.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

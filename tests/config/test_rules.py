@@ -21,6 +21,8 @@ MULTI = (*GYM, "schedule.preset=multiversion")
 EXACT = ("model.dtype=float32", "algorithm.correction=truncate")
 
 BROKEN: list[tuple[str, tuple[str, ...]]] = [
+    ("verifiers_compare_mathematics", (*GYM, "pool.verifiers=2")),
+    ("signature_no_effect", (*GYM, "reward.0.signature=verl")),
     ("groups_per_round_no_effect", (*STREAM, "schedule.groups_per_round=16")),
     ("updates_per_publish_no_effect", (*GYM, "schedule.updates_per_publish=2")),
     ("frontier_no_effect", (*GYM, "schedule.frontier=4")),

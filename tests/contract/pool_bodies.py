@@ -78,7 +78,9 @@ class Body:
         time.sleep(seconds)
 
     def about(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS"), "cores": sorted(os.sched_getaffinity(0))}
+        variables = {"threads": "OMP_NUM_THREADS", "kept": "MALLOC_TRIM_THRESHOLD_", "mapped": "MALLOC_MMAP_THRESHOLD_"}
+        settings = {name: os.environ.get(variable) for name, variable in variables.items()}
+        return {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), **settings}
 
 
 class Odd(Exception):

@@ -184,6 +184,17 @@ async def test_threads_and_cores_stand_before_the_body_is_made(tmp_path: Path, m
     await worker.stop(5.0)
 
 
+async def test_a_worker_keeps_the_memory_it_has_used_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, _):
+        about = await worker.call("about")
+    assert (about["kept"], int(about["mapped"])) == ("1000", 2**36)
+
+
 async def test_a_worker_that_does_not_close_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     async with started(ProcessPool(log_dir=tmp_path)) as (worker, _):

@@ -14,16 +14,15 @@ from paceline.runtime.board import Board
 from paceline.runtime.calls import MAX_RESTARTS, Seat
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import RolloutFleet
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
 from paceline.types.records import Request, Sampling, Trajectory
 
 
 async def test_an_admission_to_an_instance_that_was_lost_meanwhile_leaves_nothing_behind() -> None:
-    now, events, pool = 0.0, list[Event](), InlinePool()
-    watch, board = Stopwatch(lambda: now), Board({0: prompt()})
+    events, pool = list[Event](), InlinePool()
+    board = Board({0: prompt()})
     seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
-    fleet = RolloutFleet([seat], board, watch, Sampling(4), 0, events.append)
+    fleet = RolloutFleet([seat], board, Sampling(4), 0, events.append)
     (info,) = await fleet.start(lambda name, reason: None)
     fleet.announce(info)
     seat.kill()
@@ -31,8 +30,7 @@ async def test_an_admission_to_an_instance_that_was_lost_meanwhile_leaves_nothin
         await asyncio.sleep(0)
     assert isinstance(events[1], InstanceLost)
     assert fleet.admit(Admit(1, 0, 0, 0, "rollout-0", 0)) is None
-    now = 100.0
-    assert watch.cut().rollout == 0.0, "nothing decodes"
+    assert not fleet.runs("rollout-0", (0, 0)), "nothing is waited for"
 
 
 class Fragile(InlinePool):
@@ -59,7 +57,7 @@ async def replaced(pool: Fragile) -> list[Event]:
     events: list[Event] = []
     over: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
     seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
-    fleet = RolloutFleet([seat], Board(), Stopwatch(lambda: 0.0), Sampling(4), 0, events.append)
+    fleet = RolloutFleet([seat], Board(), Sampling(4), 0, events.append)
     for info in await fleet.start(lambda name, reason: over.put_nowait(asyncio.create_task(fleet.replace(name, reason)))):
         fleet.announce(info)
     seat.kill()
@@ -87,7 +85,7 @@ async def test_a_worker_that_never_starts_again_ends_the_run_after_a_bounded_num
 async def test_an_instance_that_is_gone_before_the_machine_hears_of_it_ends_the_start_by_name() -> None:
     events, pool = list[Event](), InlinePool()
     seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
-    fleet = RolloutFleet([seat], Board(), Stopwatch(lambda: 0.0), Sampling(4), 0, events.append)
+    fleet = RolloutFleet([seat], Board(), Sampling(4), 0, events.append)
     (info,) = await fleet.start(lambda name, reason: None)
     seat.kill()
     await asyncio.sleep(0.01)
@@ -99,7 +97,7 @@ async def test_an_instance_that_is_gone_before_the_machine_hears_of_it_ends_the_
 async def test_a_reward_worker_that_is_lost_while_it_starts_again_is_started_once_more() -> None:
     pool, over = Fragile("does not start", "does not start"), asyncio.Queue[asyncio.Task[None]]()
     seat = Seat(pool, WorkerSpec("reward-0", "runtime_bodies:judge", {}), 5.0)
-    fleet = RewardFleet([seat], ["lengthy"], 5.0, Board(), Stopwatch(lambda: 0.0), lambda event: None)
+    fleet = RewardFleet([seat], ["lengthy"], 5.0, Board(), lambda event: None)
     await fleet.start(lambda lost, reason: over.put_nowait(asyncio.create_task(fleet.replace(lost, reason))))
     seat.kill()
     await (await over.get())
@@ -111,7 +109,7 @@ async def test_a_reward_worker_that_is_lost_while_it_starts_again_is_started_onc
 async def test_an_evaluation_and_training_of_the_same_numbers_end_and_are_taken_back_apart() -> None:
     events, evaluated, pool = list[Event](), list[Trajectory | Failure](), InlinePool()
     seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
-    fleet = RolloutFleet([seat], Board({0: prompt()}), Stopwatch(lambda: 0.0), Sampling(8), 0, events.append)
+    fleet = RolloutFleet([seat], Board({0: prompt()}), Sampling(8), 0, events.append)
     fleet.on_eval = evaluated.append
     for info in await fleet.start(lambda name, reason: None):
         fleet.announce(info)

@@ -1,5 +1,6 @@
 """Every schedule on real parts with fake engines and trainer: what holds for all, and what each promises."""
 
+import ast
 import json
 import os
 import signal
@@ -11,7 +12,9 @@ import pytest
 from runtime_builders import SCHEDULES, scheduled
 from runtime_runs import Run
 
-from paceline.core.commands import Abort, Admit, Checkpoint, Dispatch, LoadWeights, Publish, Terminal
+from paceline import core
+from paceline.core.codec import COMMANDS
+from paceline.core.commands import Abort, Admit, Checkpoint, Dispatch, LoadWeights, Publish, Stop, Terminal
 from paceline.core.events import CommandFailed, InstanceLost, InstanceUp, WeightsLive
 from paceline.runtime.audit import audit
 from paceline.types.progress import Progress
@@ -42,6 +45,21 @@ async def test_a_run_trains_whole_groups_once_and_its_ledger_replays(name: str, 
     assert len(set(trained)) == len(trained) == 16
     assert [(row["group"], row["sample"]) for row in trajectories(run)] == [(g, s) for g in sorted(trained) for s in range(2)]
     assert run.records(Abort) == [], "a publish costs no request"
+
+
+def test_everything_that_the_machine_commands_is_performed(tmp_path: Path) -> None:
+    run = Run(tmp_path, scheduled("serial"))
+    run.ledger.close()
+    run.rundir.close()
+    unperformed = {*COMMANDS.values()} - {*run.session._performers()} - {Stop}
+    made = {
+        node.func.id
+        for file in Path(core.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert "Migrate" in made
+    assert not made & {kind.__name__ for kind in unperformed}, "what nobody performs, no part of the core makes"
 
 
 @pytest.mark.parametrize("name", ["streaming-keep", "streaming-recompute"])

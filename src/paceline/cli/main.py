@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 int
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from paceline.cli.display import display, screen
 from paceline.cli.lazy import wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
+from paceline.cli.timeline import Format, Range, timeline
 from paceline.config.checks import warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
@@ -108,6 +110,22 @@ def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directo
             raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
         report = wire().audit(run)
         raise typer.Exit(tell_audit(report, screen(sys.stdout)))
+
+
+@app.command("timeline")
+def draw(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: timeline.json or .svg in RUN.")] = None,
+    form: Annotated[Format | None, typer.Option("--format", help="Default: by the name of the output, else perfetto.")] = None,
+    lineage: Annotated[int | None, typer.Option("--lineage", help="Which life of a resumed run; default: the last.")] = None,
+    start: Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before.")] = None,
+    end: Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="Leave out what began after.")] = None,
+) -> None:
+    """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""
+    with _told():
+        only = Range(-math.inf if start is None else start, math.inf if end is None else end)
+        for line in timeline(run, output, form, lineage, only):
+            typer.echo(line)
 
 
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:

@@ -72,8 +72,16 @@ WHOLE: list[Rule[Config]] = [
     Rule(
         "gold_to_compare_with",
         ("task.gold_column", "eval.task.gold_column"),
-        "the rewards exact and numeric compare with a gold answer; name its column",
-        lambda c: any(r.kind in ("exact", "numeric") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c)),
+        "the rewards math, numeric and exact compare with a gold answer; name its column",
+        lambda c: (
+            any(r.kind in ("math", "numeric", "exact") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c))
+        ),
+    ),
+    Rule(
+        "verifiers_compare_mathematics",
+        ("pool.verifiers", "reward"),
+        "only rewards of kind math compare in processes of their own",
+        lambda c: c.pool.verifiers > 1 and not any(r.kind == "math" for r in c.reward),
     ),
     Rule(
         "batch_std_sees_the_update",

@@ -21,6 +21,7 @@ from paceline.config.schema import (
 )
 
 ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "math": {"marker": (), "percent": ("loose", "strict")},
     "numeric": {"marker": (), "which": ("last", "first"), "percent": ("loose", "strict")},
     "exact": {"marker": ()},
     "task": {"answer": ("tag", "number", "text"), "marker": ()},
@@ -172,16 +173,17 @@ REWARD: list[Rule[RewardConfig]] = [
         lambda r: r.kind == "function" and not re.fullmatch(r"[^:]+:[A-Za-z_][\w.]*", r.function or ""),
     ),
     *only("function", lambda r: r.kind == "function", "it belongs to the kind function"),
+    *only("signature", lambda r: r.kind == "function", "it belongs to the kind function"),
     Rule(
         "arguments_known",
         ("kind", "arguments"),
-        "numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
+        "math takes marker and percent; numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
         lambda r: r.kind != "function" and not set(r.arguments) <= set(ARGUMENTS[r.kind]),
     ),
     Rule(
         "argument_values",
         ("arguments",),
-        "which is last or first, percent is loose or strict, answer is tag, number or text, marker is a text that is not blank",
+        "which is last or first, percent loose or strict, answer tag, number or text, marker a text that is not blank",
         lambda r: r.kind != "function" and any(not _allowed(r.kind, name, value) for name, value in r.arguments.items()),
     ),
     Rule(
@@ -294,7 +296,11 @@ EMULATED: list[Rule[EmulatedConfig]] = [
 def _allowed(kind: str, name: str, value: object) -> bool:
     """Whether a known argument has a value it may have; unknown names are another rule's."""
     values = ARGUMENTS[kind].get(name)
-    return values is None or value in values or (not values and isinstance(value, str) and bool(value.strip()))
+    return (
+        values is None
+        or (value in values and not isinstance(value, (bool, float)))
+        or (not values and isinstance(value, str) and bool(value.strip()))
+    )
 
 
 def _groups(pattern: str) -> int:

@@ -31,7 +31,7 @@ class Reward(Protocol):
 
 
 class Tracker(Protocol):
-    """A sink for metrics with one axis per kind (`update`, `rollout`, `eval`)."""
+    """A sink for metrics with one axis per kind (`update`, `publish`, `eval`)."""
 
     def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
         """Record values at `step` of `axis`. Steps of an axis ascend."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
 from typing import Any, Protocol
 
 from paceline.ports.pool import Nap
@@ -22,17 +24,22 @@ class FullTrainer(Trainer, Publishes, Checkpoints, Protocol):
 
 
 class RolloutBody:
-    """Steps the engine while it has work; what ends is a report."""
+    """Steps the engine while it has work, and times the steps; what ends is a report."""
 
-    METHODS = frozenset({"submit", "abort", "info", "load_state", "hand_over", "take_in"})
+    METHODS = frozenset({"submit", "abort", "info", "hand_over", "take_in"})
 
-    def __init__(self, engine: RolloutEngine) -> None:
+    def __init__(self, engine: RolloutEngine, clock: Callable[[], float] = perf_counter) -> None:
         self._engine = engine
+        self._clock = clock
+        self._tokens = self._steps = 0
+        self._seconds = 0.0
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Answer one call between two steps."""
         if method == "serve":
             return self._serve(*arguments)
+        if method == "load_state":
+            return replace(self._engine.load_state(), steps=self._steps, seconds=self._seconds)
         assert method in self.METHODS, f"a rollout worker has no method {method}"
         return getattr(self._engine, method)(*arguments)
 
@@ -44,10 +51,13 @@ class RolloutBody:
 
     def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
         """One engine step; None when it has nothing to do."""
+        started = self._clock()
         ended = self._engine.step()
+        seconds, load = self._clock() - started, self._engine.load_state()
+        if load.tokens > self._tokens:
+            self._tokens, self._steps, self._seconds = load.tokens, self._steps + 1, self._seconds + seconds
         if ended:
             return ended
-        load = self._engine.load_state()
         return () if load.running or load.waiting else None
 
     def close(self) -> None:

@@ -39,13 +39,16 @@ class Driver:
     """Drives one lineage. `post` and `fail` belong on the event loop that awaits `run`."""
 
     def __init__(
-        self, machine: Machine, rules: Rules, ledger: Records, *, clock: Callable[[], float] = time.monotonic, timer_s: float = TIMER_S
-    ) -> None:
+        self, machine: Machine, rules: Rules, ledger: Records, *, clock: Callable[[], float] = time.monotonic, timer_s: float = TIMER_S,
+        watch: Callable[[Event | Command, float], None] = lambda record, now: None,
+    ) -> None:  # fmt: skip
+        """`watch` sees every record with its time, after the rules."""
         self._machine = machine
         self._rules = rules
         self._ledger = ledger
         self._clock = clock
         self._timer_s = timer_s
+        self._watch = watch
         self._began = clock()
         self._queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,6 +149,7 @@ class Driver:
         violation = self._rules.feed(value, now)
         if violation is not None:
             raise RuleViolated(str(violation))
+        self._watch(value, now)
 
     def _close_rules(self, stop: Stop) -> None:
         late = self._rules.close() if stop.ok else []

@@ -132,10 +132,14 @@ class LedgerReader:
             self._database.execute("BEGIN")  # one moment of it, whatever is written meanwhile
 
     def lineages(self) -> list[Lineage]:
-        """Every lineage, oldest first. Raises LedgerError, as every method, for a file that cannot be read."""
+        """Every lineage, oldest first. Raises LedgerError, as every method, for a file that cannot be read, and RecordError for a lineage
+        that another version of paceline wrote."""
         with _named(self._path):
             rows = self._database.execute("SELECT id, parent, schedule, resume, started FROM lineage ORDER BY id").fetchall()
-        return [Lineage(row[0], row[1], _schedule(row[2]), _resume(row[3]), row[4]) for row in rows]
+        try:
+            return [Lineage(row[0], row[1], _schedule(row[2]), _resume(row[3]), row[4]) for row in rows]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"{self._path}: a schedule that this version of paceline does not know: {error}") from error
 
     def records(self, lineage: int) -> Iterator[Record]:
         """The rows of one lineage in order. Raises RecordError for one that cannot be read, or is not what its columns say."""

@@ -1,4 +1,4 @@
-"""Metrics of one update, as a pure function of its groups, the trainer's report and the times. Names follow TRL where it has one.
+"""Metrics as pure functions: of an update's groups and the trainer's report, and of where its time went. Names follow TRL where it has one.
 
 Lengths count every sampled token of every sample, masked or not. `reward_std` is the mean over groups of the standard deviation
 within a group (divisor n - 1), `rewards/NAME/std` the one over all samples to which the function applied.
@@ -7,73 +7,100 @@ within a group (divisor n - 1), `rewards/NAME/std` the one over all samples to w
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.algo.shaping import length_metrics
+from paceline.core.account import Row, Tally
+from paceline.core.account.causes import ROLLOUT, TRAINER
+from paceline.core.account.tally import LEVELS, mean, shares
 from paceline.types.progress import UpdateReport
 from paceline.types.records import ScoredGroup
 from paceline.types.signal import has_signal
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds since the row before: what each stage was busy for, and how the trainer waited in this round."""
-
-    step: float
-    """Wall time since the row before (or the start)."""
-    rollout: float
-    """At least one trajectory was decoding."""
-    reward: float
-    """At least one group was being scored."""
-    train: float
-    """The trainer computed: accumulate and step."""
-    publish: float
-    """Weights were written, or loaded by an instance."""
-    window: float
-    """From the round's first admission to the end of this update, publish and evaluation excluded."""
-    first_wait: float
-    """From the round's first admission to its first dispatch."""
-    round_train: float
-    """`train` since the round's first admission."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Things that are counted between two rows."""
-
-    staleness: int = 0
-    """Largest staleness of any group of the update, in versions."""
-    verifier_errors: int = 0
-    filtered_groups: int = 0
-    failed_groups: int = 0
-    failed_attempts: int = 0
-    restarts: int = 0
-    """Workers restarted since the start of the run."""
-    tokens_before: int = 0
-    """Prompt and sampled tokens trained on before this update."""
-
-
-def update_metrics(groups: Sequence[ScoredGroup], report: UpdateReport, times: Times, counts: Counts) -> dict[str, float]:
-    """One row. `groups` are all groups of the update, never empty."""
+def update_metrics(groups: Sequence[ScoredGroup], report: UpdateReport) -> dict[str, float]:
+    """What an update was made of and what came of it. `groups` are all groups of the update, never empty."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    tokens = sum(len(t.prompt_ids) + len(t.ids) for t in trajectories)
     return {
         **dict(report.metrics),
         **_rewards(groups),
         **length_metrics([len(t.ids) for t in trajectories], [t.finish == "length" for t in trajectories]),
-        **_times(times, sum(len(t.ids) for t in trajectories)),
-        "num_tokens": counts.tokens_before + tokens,
+        "num_tokens": sum(len(t.prompt_ids) + len(t.ids) for t in trajectories),
         "update/applied": float(report.applied),
         "update/groups": len(groups),
         "update/samples": len(trajectories),
-        "staleness/max": counts.staleness,
-        "verifier_errors": counts.verifier_errors,
-        "groups/filtered": counts.filtered_groups,
-        "groups/failed": counts.failed_groups,
-        "attempts/failed": counts.failed_attempts,
-        "workers/restarts": counts.restarts,
     }
+
+
+def time_metrics(row: Row) -> dict[str, float]:
+    """Times, staleness and counts since the update before, and the window so far."""
+    tally = row.tally
+    return {
+        "step_time": tally.seconds,
+        **{f"{stage}_seconds": tally.busy.get(stage, 0.0) for stage in ("rollout", "reward", "train", "publish")},
+        **_window(row),
+        **_speed(tally),
+        "staleness/max": max(tally.staleness, default=0),
+        "staleness/mean": mean(tally.staleness),
+        "staleness_updates/max": max(tally.staleness_updates, default=0),
+        "staleness_updates/mean": mean(tally.staleness_updates),
+        "verifier_errors": tally.failed_rewards,
+        "groups/filtered": tally.filtered,
+        "groups/failed": tally.failed,
+        "attempts/failed": tally.failed_attempts,
+    }
+
+
+def publish_metrics(row: Row) -> dict[str, float]:
+    """A round or publish period: its window, what each pool did with its time and why it did nothing, staleness, levels."""
+    tally = row.tally
+    levels = {f"{name}/mean": tally.mean_level(level) for level, name in _LEVELS.items()}
+    return {
+        "seconds": tally.seconds,
+        **_window(row),
+        **_speed(tally),
+        **_shares("trainer", TRAINER, tally.trainer),
+        **_shares("rollout", ROLLOUT, tally.slots),
+        **levels,
+        **{f"{name}/max": tally.most.get(level, 0) for level, name in _LEVELS.items()},
+        "groups/consumed": tally.groups,
+        **{f"staleness/{versions}": count for versions, count in sorted(tally.staleness.items())},
+        **{f"staleness_updates/{updates}": count for updates, count in sorted(tally.staleness_updates.items())},
+        "migrations": tally.migrated,
+        "migrations/prefilled_tokens": tally.prefilled,
+    }
+
+
+_LEVELS: Mapping[str, str] = dict(
+    zip(
+        LEVELS,
+        ("groups/in_flight", "groups/decoding", "groups/judging", "groups/trainable", "trajectories/decoding", "versions/live"),
+        strict=True,
+    )
+)
+"""Levels by their names in metrics."""
+
+
+def _window(row: Row) -> dict[str, float]:
+    first, overall = row.window.waiting(row.trained)
+    return {
+        "rollout_to_train_end_seconds": row.window.seconds(row.trained),
+        "trainer_waiting_ratio": first,
+        "trainer_waiting_ratio/all": overall,
+    }
+
+
+def _shares(pool: str, states: Iterable[str], seconds: Mapping[str, float]) -> dict[str, float]:
+    """The share of every state, those included that did not occur."""
+    found = shares(seconds)
+    return {f"{pool}/{state}": found.get(state, 0.0) for state in states}
+
+
+def _speed(tally: Tally) -> dict[str, float]:
+    """Sampled tokens of the trajectories that finished, over the time in which any decoded."""
+    seconds = tally.busy.get("rollout", 0.0)
+    return {"rollout_tokens_per_second": tally.tokens / seconds} if seconds > 0 else {}
 
 
 def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -85,6 +112,7 @@ def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "outcome": statistics.fmean(outcome for group in groups for outcome in group.outcomes),
         **_reward_parts(groups),
         **_unparsed(groups),
+        **_reasons(groups),
     }
 
 
@@ -105,20 +133,11 @@ def _unparsed(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return {"unparsed_ratio": judged.count(False) / len(judged)} if judged else {}
 
 
-def _times(times: Times, sampled: int) -> dict[str, float]:
-    row = {
-        "step_time": times.step,
-        "rollout_seconds": times.rollout,
-        "reward_seconds": times.reward,
-        "train_seconds": times.train,
-        "publish_seconds": times.publish,
-        "rollout_to_train_end_seconds": times.window,
-        "trainer_waiting_ratio": times.first_wait / times.window if times.window > 0 else 0.0,
-        "trainer_waiting_ratio/all": 1 - times.round_train / times.window if times.window > 0 else 0.0,
-    }
-    if times.rollout > 0:
-        row["rollout_tokens_per_second"] = sampled / times.rollout
-    return row
+def _reasons(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Answers per reason that a reward function gave for its value: `wrong`, `no_answer`, `not_compared_in_time`, ..."""
+    columns = [column for group in groups for column in group.scores.items()]
+    given = Counter((name, score.reason.replace(" ", "_")) for name, scores in columns for score in scores if score.reason)
+    return {f"rewards/{name}/reason/{reason}": float(count) for (name, reason), count in sorted(given.items())}
 
 
 def _std(values: Sequence[float]) -> float:

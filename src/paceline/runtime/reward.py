@@ -14,7 +14,6 @@ from paceline.core.commands import Materialize
 from paceline.core.events import CommandFailed, Event, GroupMaterialized
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import PacelineError, RewardError, WorkerLost, WorkerSilent
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
 from paceline.types.signal import has_signal
@@ -24,17 +23,23 @@ class RewardFleet:
     """Reward workers that take groups as they become free."""
 
     def __init__(
-        self, seats: Sequence[Seat], names: Sequence[str], deadline_s: float, board: Board, watch: Stopwatch, post: Callable[[Event], None]
+        self,
+        seats: Sequence[Seat],
+        names: Sequence[str],
+        deadline_s: float,
+        board: Board,
+        post: Callable[[Event], None],
+        per_answer_s: float = 0.0,
     ) -> None:
+        """deadline_s, per_answer_s: n answers to one prompt must be judged within deadline_s + n x per_answer_s seconds."""
         self._seats = list(seats)
         self._names = ", ".join(names)
         self._deadline_s = deadline_s
+        self._per_answer_s = per_answer_s
         self._board = board
-        self._watch = watch
         self._post = post
         self._free: asyncio.Queue[Seat] = asyncio.Queue()
         self._restart: Callable[[Seat, str], None] = lambda seat, reason: None
-        self.on_error: Callable[[], None] = lambda: None
 
     async def start(self, restart: Callable[[Seat, str], None]) -> None:
         """Start every worker together. `restart(seat, reason)` is called when one is lost later."""
@@ -54,10 +59,8 @@ class RewardFleet:
         prompt = self._board.prompts[command.group]
         trajectories = self._board.samples(command.group, command.samples)
         try:
-            with self._watch.during("reward"):
-                group = await self.score(prompt, trajectories)
+            group = await self.score(prompt, trajectories)
         except PacelineError as error:
-            self.on_error()
             self._post(CommandFailed(command.id, str(error)))
             return
         self._board.scored[command.group] = group
@@ -81,7 +84,8 @@ class RewardFleet:
             raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
 
     async def _scored(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
-        group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
+        limit = self._deadline_s + self._per_answer_s * len(trajectories)
+        group: ScoredGroup = await self._ask(limit, "score", prompt, trajectories)
         return group
 
     async def _ask(self, timeout_s: float, method: str, *arguments: Any) -> Any:

@@ -17,13 +17,15 @@ from paceline.core.events import Aborted, Event, InstanceLost, InstanceReport, I
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import InstanceInfo
 
 REPORT_S = 5.0
 """Seconds between two looks at the instances."""
+
+
+IDLE = EngineLoad(0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -34,8 +36,8 @@ class Instance:
     running: dict[TrajectoryKey, Admit] = field(default_factory=dict)
     outbox: list[Request] = field(default_factory=list)
     """Requests of the present decision, sent together."""
-    tokens: int = 0
-    """Tokens sampled until the report before."""
+    load: EngineLoad = IDLE
+    """As it was at the report before."""
     up: bool = False
     """Whether the machine knows of it. Before, its loss is for those to hear who wait for it."""
     holds: int = 0
@@ -50,17 +52,13 @@ class Instance:
 class RolloutFleet:
     """Engine workers by name. Training trajectories go to the board and the machine, evaluation's to `on_eval`."""
 
-    def __init__(
-        self, seats: Sequence[Seat], board: Board, watch: Stopwatch, sampling: Sampling, seed: int, post: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, seats: Sequence[Seat], board: Board, sampling: Sampling, seed: int, post: Callable[[Event], None]) -> None:
         self._instances = {seat.name: Instance(seat) for seat in seats}
         self._board = board
-        self._watch = watch
         self._sampling = sampling
         self._seed = seed
         self._post = post
         self._restart: Callable[[str, str], None] = lambda name, reason: None
-        self.on_failure: Callable[[], None] = lambda: None
         self.on_eval: Callable[[Trajectory | Failure], None] = lambda ended: None
         self.on_loss: Callable[[str, str], None] = lambda name, reason: None
 
@@ -99,7 +97,6 @@ class RolloutFleet:
         if not instance.seat.filled:  # its loss is an event of its own that the machine has yet to hear
             return None
         instance.running[command.group, command.sample] = command
-        self._watch.enter("rollout")
         instance.outbox.append(self._request(command))
         return self._send(instance) if len(instance.outbox) == 1 else None
 
@@ -109,14 +106,16 @@ class RolloutFleet:
 
     async def abort(self, command: Abort) -> None:
         """End a trajectory without a result."""
-        await self.take_back(command.instance, (command.group, command.sample))
+        await self.take_back(command.instance, (command.group, command.sample), command.attempt)
         self._post(Aborted(command.id))
 
-    async def take_back(self, name: str, key: TrajectoryKey) -> None:
-        """End a training trajectory on an instance, if it is there."""
+    async def take_back(self, name: str, key: TrajectoryKey, attempt: int | None = None) -> None:
+        """End one attempt of a training trajectory on an instance, or all, if it is there."""
         instance = self._instances[name]
-        await self._while_there(instance.seat.call("abort", *key))
-        self._forget(instance, key)
+        await self._while_there(instance.seat.call("abort", *key, "train", attempt))
+        command = instance.running.get(key)
+        if command is not None and attempt in (None, command.attempt):
+            del instance.running[key]
 
     def runs(self, name: str, key: TrajectoryKey) -> bool:
         """Whether the machine waits for the end of this trajectory from an instance."""
@@ -174,22 +173,21 @@ class RolloutFleet:
         """Ask every instance for its load now and then, for ever. One that no longer answers is found and lost by that."""
         while True:
             await asyncio.sleep(every_s)
-            await self._report(every_s)
+            await asyncio.gather(*(self._look_at(instance) for instance in self._instances.values() if instance.seat.filled))
 
-    async def _report(self, seconds: float) -> None:
-        await asyncio.gather(*(self._look_at(instance, seconds) for instance in self._instances.values() if instance.seat.filled))
-
-    async def _look_at(self, instance: Instance, seconds: float) -> None:
+    async def _look_at(self, instance: Instance) -> None:
         with contextlib.suppress(WorkerLost):  # its loss is an event of its own
             load: EngineLoad = await instance.seat.call("load_state")
-            speed = max(0, load.tokens - instance.tokens) / seconds
-            instance.tokens = load.tokens
-            self._post(InstanceReport(instance.seat.name, load.kv_used, speed, load.running, load.waiting))
+            tokens, steps = load.tokens - instance.load.tokens, load.steps - instance.load.steps
+            seconds = load.seconds - instance.load.seconds
+            instance.load = load
+            running, speed = (tokens / steps, tokens / seconds) if steps > 0 and seconds > 0 else (0.0, 0.0)
+            self._post(InstanceReport(instance.seat.name, load.kv_used, speed, running, load.waiting))
 
     async def _fill(self, name: str) -> InstanceInfo:
         instance = self._instances[name]
         await instance.seat.fill(lambda report: self._ended(name, report), lambda reason: self._lost(name, reason))
-        instance.tokens = 0
+        instance.load = IDLE
         info: InstanceInfo = await instance.seat.call("info")
         return info
 
@@ -212,9 +210,8 @@ class RolloutFleet:
         command = instance.running.get((ended.group, ended.sample))
         if command is None or command.attempt != ended.attempt:  # it was aborted while its end was on the way
             return
-        self._forget(instance, (ended.group, ended.sample))
+        instance.running.pop((ended.group, ended.sample), None)
         if isinstance(ended, Failure):
-            self.on_failure()
             self._post(TrajectoryFailed(command.id, command.group, command.sample, command.attempt, name, ended.error))
             return
         instance.seat.useful()
@@ -229,17 +226,12 @@ class RolloutFleet:
             instance.loss = reason
             return
         instance.up, instance.loss = False, None
-        for key in list(instance.running):
-            self._forget(instance, key)
+        instance.running.clear()
         instance.outbox.clear()
         instance.held.clear()
         self._post(InstanceLost(name, reason))
         self.on_loss(name, reason)
         self._restart(name, reason)
-
-    def _forget(self, instance: Instance, key: TrajectoryKey) -> None:
-        if instance.running.pop(key, None) is not None:
-            self._watch.leave("rollout")
 
 
 def _finished(command: Admit, trajectory: Trajectory, instance: str) -> TrajectoryFinished:

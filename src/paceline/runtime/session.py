@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core import commands as c
+from paceline.core.account import Account
 from paceline.core.evaluation import summarize
 from paceline.core.events import Evaluated, StopRequested
 from paceline.core.machine import Machine
@@ -35,7 +36,6 @@ from paceline.runtime.rollout import RolloutFleet
 from paceline.runtime.rundir import Origin, RunDir
 from paceline.runtime.segments import Segments
 from paceline.runtime.source import Source
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.runtime.training import Training
 from paceline.runtime.weights import Weights, probe_tokens
 from paceline.types.errors import CheckpointError, DataError, EngineError, RewardError, WorkerLost
@@ -73,6 +73,8 @@ class Settings:
     """Deadline of a dispatch and of a step; every other call has answer_timeout_s."""
     prompts: int | None = None
     """Prompts of the data order after which the data ends; None = epochs follow each other without end."""
+    reward_deadline_s_per_answer: float = 0.0
+    """Added to reward_deadline_s for each answer that is judged together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +103,27 @@ class Session:
         self._rundir = rundir
         self._settings = settings
         machine = Machine(lineage.schedule, lineage.resume)
-        self.driver = Driver(machine, Rules(lineage.schedule, lineage.resume), ledger, timer_s=timer_s)
-        post, board, watch = self.driver.post, Board(), Stopwatch(self.driver.now)
+        schedule, resume = lineage.schedule, lineage.resume
+        self.recorder = Recorder(trackers, on_progress, Account(schedule, resume), schedule.total_updates, resume.update, lineage.tokens)
+        self.driver = Driver(machine, Rules(schedule, resume), ledger, timer_s=timer_s, watch=self.recorder.feed)
+        post, board = self.driver.post, Board()
         self.board = board
-        self._watch = watch
 
         def _seat(spec: WorkerSpec) -> Seat:
             return Seat(pool, spec, settings.answer_timeout_s)
 
         self._trainer = _seat(workers.trainer)
-        self.recorder = Recorder(trackers, on_progress, watch, lineage.schedule.total_updates, lineage.resume.update, lineage.tokens)
         self._source = Source(task, lineage.resume, board, post, settings.prompts)
-        self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, watch, settings.sampling, settings.seed, post)
+        self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
-        self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, watch, post)
+        self._reward = RewardFleet(
+            rewards, settings.reward_names, settings.reward_deadline_s, board, post, settings.reward_deadline_s_per_answer
+        )
         self._training = Training(
-            self._trainer, board, watch, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
+            self._trainer, board, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
         )
         self._moves = Moves(self._rollout, rundir.moves, post)
-        self._weights = Weights(store, self._trainer, self._rollout, probe_tokens(task), settings.dtype, watch, post, self.recorder.notice)
+        self._weights = Weights(store, self._trainer, self._rollout, probe_tokens(task), settings.dtype, post, self.recorder.notice)
         self._checkpoints = Checkpoints(
             rundir, self._trainer, lineage.id, lineage.identity, settings.keep_last, lambda: self.recorder.tokens, post
         )
@@ -158,8 +162,6 @@ class Session:
 
     async def _start(self) -> None:
         self.recorder.phase("start")
-        self._reward.on_error = self.recorder.count_verifier_error
-        self._rollout.on_failure = self.recorder.count_failed_attempt
         self._rollout.on_loss = self._instance_lost
         if self._evaluation is not None:
             self._rollout.on_eval = self._evaluation.ended
@@ -175,7 +177,6 @@ class Session:
                 await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         except RewardError as error:  # before anything is generated it is the data or the configuration that is wrong
             raise DataError(str(error)) from error
-        self._watch.cut()  # the first row begins here
         for info in infos:
             self._rollout.announce(info)
         self.driver.background(self._rollout.reports())
@@ -196,13 +197,13 @@ class Session:
             c.Abort: self._rollout.abort,
             c.Migrate: self._moves.migrate,
             c.Materialize: self._reward.materialize,
-            c.Dispatch: self._in_phase("train", self._dispatch),
+            c.Dispatch: self._in_phase("train", self._training.dispatch),
             c.Publish: self._in_phase("publish", self._weights.publish),
             c.LoadWeights: self._weights.load,
             c.Retire: self._weights.retire,
             c.Evaluate: self._in_phase("evaluate", self._evaluate),
             c.Checkpoint: self._in_phase("checkpoint", self._checkpoints.checkpoint),
-            c.Terminal: self._terminal,
+            c.Terminal: lambda command: self.board.release(command.group),
             c.Note: lambda command: None,
             c.Warn: lambda command: self.recorder.notice(command.message),
         }
@@ -213,14 +214,6 @@ class Session:
             return perform(command)
 
         return _performed
-
-    def _dispatch(self, command: c.Dispatch) -> Coroutine[Any, Any, None]:
-        self.recorder.dispatched(command)
-        return self._training.dispatch(command)
-
-    def _terminal(self, command: c.Terminal) -> None:
-        self.board.release(command.group)
-        self.recorder.terminal(command)
 
     def _seal(self, commands: Sequence[c.Command]) -> None:
         """Payload durable before the ledger row that relies on it: the trajectories that a dispatch consumes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
@@ -14,7 +13,6 @@ from paceline.runtime.evaluation import EvalPlan, Evaluation
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import REPORT_S, RolloutFleet
 from paceline.runtime.session import Settings
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.results import Answers
@@ -37,11 +35,12 @@ async def evaluate_alone(
 
     An engine is asked for its load every `report_s` seconds; one that does not answer in `settings.answer_timeout_s` is lost.
     """
-    board, watch = Board(), Stopwatch(time.monotonic)
+    board = Board()
     engines = [Seat(pool, spec, settings.answer_timeout_s) for spec in rollout]
     judges = [Seat(pool, spec, settings.answer_timeout_s) for spec in reward]
-    fleet = RolloutFleet(engines, board, watch, settings.sampling, settings.seed, lambda event: None)
-    rewards = RewardFleet(judges, settings.reward_names, settings.reward_deadline_s, board, watch, lambda event: None)
+    fleet = RolloutFleet(engines, board, settings.sampling, settings.seed, lambda event: None)
+    deadline_s, per_answer_s = settings.reward_deadline_s, settings.reward_deadline_s_per_answer
+    rewards = RewardFleet(judges, settings.reward_names, deadline_s, board, lambda event: None, per_answer_s)
     evaluation = Evaluation(plan, fleet.submit, fleet.cancel, rewards.score)
     fleet.on_eval = evaluation.ended
     fleet.on_loss = evaluation.lost

@@ -11,7 +11,6 @@ from paceline.core.commands import Dispatch
 from paceline.core.events import DispatchConsumed, Event, UpdateFinished
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import TrainerError
 from paceline.types.progress import UpdateReport
 from paceline.types.records import ScoredGroup
@@ -24,12 +23,11 @@ class Training:
     """One trainer worker. Its groups are released by the board when they are terminal, not here."""
 
     def __init__(
-        self, seat: Seat, board: Board, watch: Stopwatch, gap_warn: float, timeout_s: float, post: Callable[[Event], None],
+        self, seat: Seat, board: Board, gap_warn: float, timeout_s: float, post: Callable[[Event], None],
         on_update: Callable[[Dispatch, list[ScoredGroup], UpdateReport], None], notice: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._seat = seat
         self._board = board
-        self._watch = watch
         self._gap_warn = gap_warn
         self._timeout_s = timeout_s
         self._post = post
@@ -40,13 +38,11 @@ class Training:
         """Forward and backward, then the optimizer step when it is due."""
         groups = [self._board.scored[group] for group in command.groups]
         if groups:  # a step may come without: the last groups of a round fell out after the others were dispatched
-            with self._watch.during("train"):
-                await self._seat.call("accumulate", groups, timeout_s=self._timeout_s)
+            await self._seat.call("accumulate", groups, timeout_s=self._timeout_s)
         self._post(DispatchConsumed(command.id))
         if not command.step:
             return
-        with self._watch.during("train"):
-            report: UpdateReport = await self._seat.call("step", timeout_s=self._timeout_s)
+        report: UpdateReport = await self._seat.call("step", timeout_s=self._timeout_s)
         if report.update != command.update:
             raise TrainerError(f"the trainer counts {report.update} updates where {command.update} were commanded")
         self._warn(report)

@@ -18,7 +18,6 @@ from paceline.ports.data import Task
 from paceline.ports.weights import WeightStore
 from paceline.runtime.calls import Seat
 from paceline.runtime.rollout import RolloutFleet
-from paceline.runtime.stopwatch import Stopwatch
 from paceline.types.errors import EngineError, PacelineError, TrainerError, WorkerLost
 from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
@@ -83,7 +82,7 @@ class Weights:
     """Versions in the store, from their publish until they are retired, and on the instances."""
 
     def __init__(
-        self, store: WeightStore, trainer: Seat, fleet: RolloutFleet, probe_ids: Sequence[int], dtype: str, watch: Stopwatch,
+        self, store: WeightStore, trainer: Seat, fleet: RolloutFleet, probe_ids: Sequence[int], dtype: str,
         post: Callable[[Event], None], notice: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._store = store
@@ -91,7 +90,6 @@ class Weights:
         self._fleet = fleet
         self._probe_ids = tuple(probe_ids)
         self._bounds = BOUNDS[dtype]
-        self._watch = watch
         self._post = post
         self._notice = notice
         self._stored: dict[int, Stored] = {}
@@ -100,15 +98,13 @@ class Weights:
 
     async def publish(self, command: Publish) -> None:
         """Have the trainer write its weights into the store."""
-        with self._watch.during("publish"):
-            location = self._store.prepare(command.version)
-            ref: WeightsRef
-            probe: ProbeReport
-            ref, probe = await self._trainer.call("publish", command.version, location, self._probe_ids)
-            if not np.isfinite(probe.logprobs).all():
-                raise TrainerError(f"the weights of version {command.version} give log-probs that are not finite: training has diverged")
-            self._stored[command.version] = Stored(ref, self._store.commit(ref), probe)
-        self._watch.new_round()
+        location = self._store.prepare(command.version)
+        ref: WeightsRef
+        probe: ProbeReport
+        ref, probe = await self._trainer.call("publish", command.version, location, self._probe_ids)
+        if not np.isfinite(probe.logprobs).all():
+            raise TrainerError(f"the weights of version {command.version} give log-probs that are not finite: training has diverged")
+        self._stored[command.version] = Stored(ref, self._store.commit(ref), probe)
         self._post(Published(command.id, command.version, ref.fingerprint))
 
     async def load(self, command: LoadWeights) -> None:
@@ -122,9 +118,8 @@ class Weights:
         seat = self._fleet.seat(command.instance)
         with self._fleet.holding(command.instance):
             try:
-                with self._watch.during("publish"):
-                    how = (command.unfinished, command.replaces, self._probe_ids)
-                    fingerprint, probe = await seat.call("serve", stored.ref, stored.location, *how)
+                how = (command.unfinished, command.replaces, self._probe_ids)
+                fingerprint, probe = await seat.call("serve", stored.ref, stored.location, *how)
             except WorkerLost:
                 return
             except PacelineError:
