@@ -47,7 +47,7 @@ class Plan:
 
 
 def schedule(config: Config) -> Schedule:
-    """The machine's schedule. Defaults: R = D = U; serial waits for all groups, the others start at a dispatch; S = 1; W = 2."""
+    """The machine's schedule. Defaults: R = U; D by `_dispatch`; serial waits for all groups, others start at a dispatch; S = 1; W = 2."""
     s = config.schedule
     period = _period(s)
     return Schedule(
@@ -55,7 +55,7 @@ def schedule(config: Config) -> Schedule:
         group_size=s.group_size,
         groups_per_round=period,
         groups_per_update=s.groups_per_update,
-        groups_per_dispatch=s.groups_per_dispatch or s.groups_per_update,
+        groups_per_dispatch=s.groups_per_dispatch or _dispatch(config),
         updates_per_publish=-(-period // s.groups_per_update),
         start_when=_start(s),
         total_updates=config.run.updates,
@@ -89,6 +89,14 @@ def _period(s: ScheduleConfig) -> int:
     return s.groups_per_update * (s.updates_per_publish or 1)
 
 
+def _dispatch(config: Config) -> int:
+    """Pipelined with one update per round: an eighth of it, or the next smaller divisor, since with D = R nothing overlaps. Else U."""
+    s = config.schedule
+    if s.preset != "pipelined" or _period(s) != s.groups_per_update or config.algorithm.advantage == "batch_std":
+        return s.groups_per_update
+    return next(d for d in range(max(1, s.groups_per_update // 8), 0, -1) if s.groups_per_update % d == 0)
+
+
 def _start(s: ScheduleConfig) -> Literal["dispatch", "all"]:
     return s.start_when or ("all" if s.preset == "serial" else "dispatch")
 
@@ -107,9 +115,25 @@ def _buffer(s: ScheduleConfig) -> int:
     return (s.buffer_groups or (_staleness(s) + 1) * _period(s)) if s.preset == "streaming" else 0
 
 
+VERIFIER_GRACE_S = 15.0
+"""Seconds for what is no comparison: starting the verifier processes again when they are lost."""
+
+
+def reward_deadline(config: Config) -> tuple[float, float]:
+    """Seconds that judging the answers to one prompt may take, and seconds more for each answer.
+
+    Rewards add up, since one worker may have to compute them in turn. `math` has a deadline per answer, `pool.verifiers` at a time: n
+    answers take timeout_s x ceil(n / verifiers) at most.
+    """
+    maths = sum(reward.timeout_s for reward in config.reward if reward.kind == "math")
+    calls = sum(reward.timeout_s for reward in config.reward if reward.kind != "math")
+    return calls + (maths + VERIFIER_GRACE_S if maths else 0.0), maths / config.pool.verifiers
+
+
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
-    """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
-    own = {"dispatch": config.pool.train_timeout_s, "materialize": sum(reward.timeout_s for reward in config.reward)}
+    """Waits on workers are due with the worker's answer."""
+    rewards, per_answer = reward_deadline(config)
+    own = {"dispatch": config.pool.train_timeout_s, "materialize": rewards + per_answer * config.schedule.group_size}
     return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
 
 

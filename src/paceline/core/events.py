@@ -194,12 +194,14 @@ class InstanceIdle:
 
 @dataclass(frozen=True, slots=True)
 class InstanceReport:
-    """Periodic state of an instance: KV tokens in use, decoded tokens per second, trajectories decoding and waiting."""
+    """Periodic state of an instance: KV tokens in use, trajectories waiting, and what it did since the report before."""
 
     instance: str
     kv_used: int
     tokens_per_second: float
-    running: int
+    """While it decoded; 0 = it did not."""
+    running: float
+    """Trajectories that decoded together, on average over the steps: a step took running / tokens_per_second."""
     waiting: int
 
 

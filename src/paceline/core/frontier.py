@@ -57,8 +57,8 @@ class Meter:
         self._groups = self._longest = 0.0
         self._update_groups = self._update_seconds = 0.0
 
-    def step(self, running: int, seconds: float) -> None:
-        """One observation of a decode step: `running` sequences, seconds per step."""
+    def step(self, running: float, seconds: float) -> None:
+        """One observation of decode steps: `running` sequences on average, seconds per step."""
         n, x, y, xx, xy = self._steps
         self._steps = (n + 1, x + running, y + seconds, xx + running * running, xy + running * seconds)
 

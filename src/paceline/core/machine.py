@@ -182,16 +182,18 @@ class Machine:
         self._progress()
 
     def _on_consumed(self, event: ev.DispatchConsumed) -> None:
-        self._meter_dispatch(event.command)
+        self._meter_dispatch(event.command, step=False)
         self._training.consumed(event.command)
         self._progress()
 
-    def _meter_dispatch(self, command: int) -> None:
+    def _meter_dispatch(self, command: int, step: bool) -> None:
+        """A dispatch keeps the trainer until its groups are consumed, and until its step is done where it ends in one."""
         dispatch = self._m.out.find(Dispatch, command)
-        if dispatch is not None:
+        if dispatch is not None and dispatch.step == step:
             self._boundaries.meter.dispatch(len(dispatch.groups), self._m.out.now - self._m.out.since(Dispatch, command))
 
     def _on_updated(self, event: ev.UpdateFinished) -> None:
+        self._meter_dispatch(event.command, step=True)
         if self._training.updated(event):
             self._progress()
 
