@@ -255,23 +255,6 @@ def test_the_automatic_frontier_counts_the_optimizer_step_as_training() -> None:
         assert s.of(c.Note)[1].message.startswith(f"frontier of round 2: F = {chosen}, "), step
 
 
-def test_the_automatic_frontier_counts_the_optimizer_step_as_training() -> None:
-    for step, chosen in ((0.0, 8), (1.0, 1)):  # without it the trainer looks endlessly fast, with it slower than one group in flight
-        s = Script(schedule("pipelined", u=1, d=1, r=8, group_size=1, total_updates=16, frontier="auto", no_signal="keep"))
-        s.begin("a", slots=8)
-        s.prompts()
-        s.feed(e.InstanceReport("a", 0, 8 / 0.08, 8.0, 0))
-        s.feed(e.InstanceReport("a", 0, 2 / 0.05, 2.0, 0))
-        for group in range(8):
-            s.finish(group)
-            s.reward(group)
-        for _ in range(8):
-            s.consumed()
-            s.now += step
-            s.updated()
-        assert s.of(c.Note)[1].message.startswith(f"frontier of round 2: F = {chosen} from "), step
-
-
 def test_an_instance_that_comes_up_again_without_a_loss_has_lost_its_work() -> None:
     s = Script(schedule("serial", u=1, group_size=1))
     s.begin()
