@@ -53,7 +53,7 @@ evidence-%: install
 	$(BIN)/python benchmarks/$(subst -,_,$*).py $(ARGUMENTS)
 
 figures: install ## docs/figures from docs/evidence and recorded runs
-	$(BIN)/python benchmarks/curve.py
+	$(BIN)/python benchmarks/figures.py
 	$(BIN)/python benchmarks/pictures.py
 
 clean: ## remove the environment and caches

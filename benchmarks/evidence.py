@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +21,54 @@ ROOT = Path(__file__).parents[1]
 def load() -> list[float] | None:
     """Load averages over 1, 5 and 15 minutes, where the system has them."""
     return [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
+class Quiet:
+    """How busy others kept the machine before, during and after a block: shares of all cores, None where the system does not tell.
+
+    Processes that the block started count as its own once they have ended and been waited for.
+    """
+
+    def __init__(self, look_s: float = 1.0) -> None:
+        self._look_s = look_s
+        self.found: dict[str, float | None] = {}
+
+    def __enter__(self) -> Quiet:
+        self.found["before"] = self._look()
+        self._start = _ticks(), _own()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.found["during"] = _others(*self._start)
+        self.found["after"] = self._look()
+
+    def _look(self) -> float | None:
+        start = _ticks(), _own()
+        time.sleep(self._look_s)
+        return _others(*start)
+
+
+def _ticks() -> tuple[int, int] | None:
+    """Clock ticks that all cores were busy for (time stolen by a host included), and all that passed."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    values = [int(value) for value in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(values) - values[3] - values[4], sum(values)
+
+
+def _own() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _others(before: tuple[int, int] | None, own: float) -> float | None:
+    now = _ticks()
+    if before is None or now is None or now[1] == before[1]:
+        return None
+    busy = (now[0] - before[0]) / os.sysconf("SC_CLK_TCK") - (_own() - own)
+    return round(max(0.0, busy * os.sysconf("SC_CLK_TCK") / (now[1] - before[1])), 3)
 
 
 def machine() -> dict[str, Any]:

@@ -150,6 +150,11 @@ def test_a_file_that_is_no_toml_is_refused_with_its_name(tmp_path: Path, content
         load(path)
 
 
+def test_an_unknown_kind_of_reward_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"reward\.0\.kind.*nummeric"):
+        load(None, [TASK, "reward.0.kind=nummeric"])
+
+
 def test_a_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml: cannot be read"):
         load(tmp_path / "absent.toml")

@@ -10,7 +10,7 @@ import pytest
 from paceline.config.inspect import PACKAGED, ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
 from paceline.config.memory import memory
-from paceline.config.plan import plan, schedule
+from paceline.config.plan import plan, reward_deadline, schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.presets import DEADLINES
 from paceline.types.errors import DataError, ModelError
@@ -32,6 +32,15 @@ def test_pipelined_starts_at_a_dispatch_and_publishes_after_the_round() -> None:
         config("schedule.preset=pipelined", "schedule.groups_per_round=32", "schedule.groups_per_dispatch=2", "schedule.frontier=auto")
     )
     assert (s.updates_per_publish, s.start_when, s.frontier, s.groups_per_dispatch, s.bound) == (4, "dispatch", "auto", 2, 0)
+
+
+def test_pipelined_overlaps_by_default_also_with_one_update_per_round() -> None:
+    for u, d in ((16, 2), (8, 1), (24, 3), (12, 1), (20, 2), (100, 10), (7, 1), (1, 1)):
+        assert schedule(config("schedule.preset=pipelined", f"schedule.groups_per_update={u}")).groups_per_dispatch == d
+    several = schedule(config("schedule.preset=pipelined", "schedule.groups_per_round=32"))
+    assert (several.groups_per_update, several.groups_per_dispatch) == (8, 8), "its updates overlap with the generation of the others"
+    whole = schedule(config("schedule.preset=pipelined", "algorithm.advantage=batch_std"))
+    assert whole.groups_per_dispatch == 8, "batch_std needs the whole update at once"
 
 
 def test_streaming_defaults_to_a_staleness_of_one_and_a_buffer_for_all_that_it_admits() -> None:
@@ -63,6 +72,15 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
     assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch")} == {7.0}
     assert deadlines["dispatch"] == 70.0
     assert deadlines["materialize"] == 12.0
+
+
+def test_an_answer_of_kind_math_has_its_own_deadline_and_a_group_the_sum_of_them() -> None:
+    c = config("schedule.group_size=8", "reward.0.kind=math", "reward.0.timeout_s=2", "reward.1.kind=exact", "pool.verifiers=4")
+    base, per_answer = reward_deadline(c)
+    assert per_answer == 0.5
+    assert base + 8 * per_answer >= 10.0 + 2.0 * 8 / 4
+    assert dict(schedule(c).deadlines)["materialize"] == base + 8 * per_answer
+    assert reward_deadline(config("reward.0.timeout_s=2")) == (2.0, 0.0)
 
 
 def test_an_epoch_of_128_prompts_is_16_updates_of_8_groups_and_1024_samples() -> None:

@@ -16,10 +16,13 @@ GYM = ("task.name=chain_sum",)
 HELD_OUT = (*GYM, "eval.task.name=chain_sum", "eval.task.seed=1000000")
 FILE = ("task.kind=file", "task.path=a.jsonl", "task.gold_column=answer")
 STREAM = (*GYM, "schedule.preset=streaming")
+EMULATED = ("rollout.engine=emulated", "task.kind=synthetic")
 MULTI = (*GYM, "schedule.preset=multiversion")
 EXACT = ("model.dtype=float32", "algorithm.correction=truncate")
 
 BROKEN: list[tuple[str, tuple[str, ...]]] = [
+    ("verifiers_compare_mathematics", (*GYM, "pool.verifiers=2")),
+    ("signature_no_effect", (*GYM, "reward.0.signature=verl")),
     ("groups_per_round_no_effect", (*STREAM, "schedule.groups_per_round=16")),
     ("updates_per_publish_no_effect", (*GYM, "schedule.updates_per_publish=2")),
     ("frontier_no_effect", (*GYM, "schedule.frontier=4")),
@@ -119,6 +122,15 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("some_outcome", (*GYM, "reward.0.outcome=false")),
     ("task_scores_itself", (*FILE, "reward.0.kind=task")),
     ("gold_to_compare_with", ("task.kind=file", "task.path=a.jsonl")),
+    ("synthetic_has_no_text", (*EMULATED, "task.suffix=Be brief.")),
+    ("mean_tokens_no_effect", (*EMULATED, "emulated.lengths=trace.txt", "emulated.mean_tokens=5.0")),
+    ("sigma_no_effect", (*EMULATED, "emulated.lengths=trace.txt", "emulated.sigma=0.5")),
+    ("emulated_no_effect", (*GYM, "emulated.time_scale=60.0")),
+    ("emulated_learns_nothing", (*EMULATED, "trainer.learning_rate=1e-4")),
+    ("emulated_samples_nothing", (*EMULATED, "rollout.temperature=0.5")),
+    ("emulated_is_synthetic", (*GYM, "rollout.engine=emulated")),
+    ("emulated_is_synthetic", ("task.kind=synthetic",)),
+    ("emulated_is_synthetic", (*EMULATED, "eval.task.name=chain_sum")),
     ("batch_std_sees_the_update", (*GYM, "algorithm.advantage=batch_std", "schedule.groups_per_dispatch=4")),
     ("correction_corrects", (*GYM, *EXACT)),
     ("correction_corrects", (*GYM, *EXACT, "schedule.groups_per_round=8", "schedule.preset=pipelined")),
@@ -147,6 +159,8 @@ ALLOWED: list[tuple[str, ...]] = [
     GYM,
     HELD_OUT,
     FILE,
+    EMULATED,
+    (*EMULATED, "task.size=10", "emulated.lengths=trace.txt", "emulated.time_scale=60.0", "eval.task.kind=synthetic"),
     STREAM,
     MULTI,
     (*GYM, "trainer.learning_rate=0"),

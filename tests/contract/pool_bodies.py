@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.ports.pool import Nap
 from paceline.types.errors import EngineError
 
 
@@ -16,11 +17,15 @@ class Body:
     def __init__(self, closed_file: str = "") -> None:
         self.left = 0
         self.closed_file = closed_file
+        self.naps, self.asleep = 0.0, False
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
 
-    def tick(self) -> Sequence[Any] | None:
+    def tick(self) -> Sequence[Any] | Nap | None:
+        if self.naps:
+            self.asleep = not self.asleep
+            return Nap(self.naps, ["asleep"]) if self.asleep else self.wake()
         if self.left == 0:
             return None
         self.left -= 1
@@ -32,6 +37,13 @@ class Body:
 
     def echo(self, value: Any) -> Any:
         return value
+
+    def nap(self, seconds: float) -> None:
+        self.naps = seconds
+
+    def wake(self) -> Sequence[Any]:
+        self.naps = 0.0
+        return ["awake"]
 
     def count_down(self, start: int) -> None:
         self.left = start
@@ -66,7 +78,9 @@ class Body:
         time.sleep(seconds)
 
     def about(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS"), "cores": sorted(os.sched_getaffinity(0))}
+        variables = {"threads": "OMP_NUM_THREADS", "kept": "MALLOC_TRIM_THRESHOLD_", "mapped": "MALLOC_MMAP_THRESHOLD_"}
+        settings = {name: os.environ.get(variable) for name, variable in variables.items()}
+        return {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), **settings}
 
 
 class Odd(Exception):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulated_steps import Steps, publish
 
 from paceline.config.schema import ModelConfig
 from paceline.engines.torch_engine import TorchEngine
@@ -24,7 +25,7 @@ STOPS = tuple(range(15))
 
 
 @pytest.fixture(scope="module")
-def directories(tmp_path_factory):
+def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     return [str(write_tiny(root / f"v{seed}", seed=seed, dtype="float64")) for seed in range(2)]
 
@@ -36,9 +37,20 @@ def checksum(ref, location):
     return f"checksum of {location}"
 
 
-@pytest.fixture(params=["fake", "torch"])
-def make(request, directories):
-    """Builds an engine. cut: the fake's trajectories all reach their limit, as the model's do that have no further end of sequence."""
+@pytest.fixture(params=["fake", "torch", "emulated"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def directories(kind, models, tmp_path):
+    """Weights of versions 0 and 1, as this engine reads them."""
+    return [publish(tmp_path, number) for number in range(2)] if kind == "emulated" else models
+
+
+@pytest.fixture
+def make(kind, models):
+    """Builds an engine. cut: trajectories all reach their limit, as the model's do that have no further end of sequence."""
 
     def build(slots=4, kv_tokens=512, versions_held=1, cut=False):
         ticks = itertools.count()
@@ -49,10 +61,12 @@ def make(request, directories):
             "versions_held": versions_held,
             "clock": lambda: float(next(ticks)),
         }
-        if request.param == "fake":
+        if kind == "emulated":
+            return Steps(**common, cut=cut)
+        if kind == "fake":
             lengths = {"length": lambda request: request.sampling.max_tokens + 1} if cut else {}
             return FakeEngine(**common, **lengths, checksum=checksum)
-        loaded = load(ModelConfig(path=directories[0], dtype="float64"))
+        loaded = load(ModelConfig(path=models[0], dtype="float64"))
         tokenizer = load_tokenizer(loaded.directory)
         return TorchEngine(loaded, decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True), page=4, **common)
 

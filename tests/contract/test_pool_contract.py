@@ -104,6 +104,19 @@ async def test_a_body_ticks_while_it_has_work_and_its_reports_arrive_in_order(po
         assert heard.reports == [("left", 4), ("left", 2), ("left", 0)]
 
 
+async def test_a_body_that_naps_is_asked_again_in_time_and_a_call_wakes_it(pool: Pool) -> None:
+    async with started(pool) as (worker, heard):
+        begun = time.monotonic()
+        await worker.call("nap", 0.2)
+        await heard.until(lambda: len(heard.reports) == 2)
+        assert heard.reports == ["asleep", "awake"]
+        assert 0.2 <= time.monotonic() - begun < 5
+        await worker.call("nap", 3600.0)
+        await heard.until(lambda: len(heard.reports) == 3)
+        assert await worker.call("echo", "up") == "up"
+        await heard.until(lambda: len(heard.reports) == 4)
+
+
 async def test_a_worker_that_dies_fails_its_open_calls_and_is_reported_lost_once(pool: Pool) -> None:
     async with started(pool) as (worker, heard):
         with pytest.raises(WorkerLost, match="one"):
@@ -169,6 +182,17 @@ async def test_threads_and_cores_stand_before_the_body_is_made(tmp_path: Path, m
     about = await worker.call("about")
     assert (about["threads"], about["cores"]) == ("3", [0])
     await worker.stop(5.0)
+
+
+async def test_a_worker_keeps_the_memory_it_has_used_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, _):
+        about = await worker.call("about")
+    assert (about["kept"], int(about["mapped"])) == ("1000", 2**36)
 
 
 async def test_a_worker_that_does_not_close_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
+from paceline.core.costs import LinearCost
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.training import FakeTrainer, scored_group
+from paceline.trainers.emulated import EmulatedTrainer, TrainerCosts
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.errors import CheckpointError, TrainerError
 from paceline.types.records import ScoredGroup
@@ -27,7 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("contract") / "model")
 
 
-@pytest.fixture(params=["fake", "torch"])
+@pytest.fixture(params=["fake", "torch", "emulated"])
 def make(request: pytest.FixtureRequest, tiny: Path) -> Make:
     """Makes equal new trainers."""
 
@@ -42,7 +45,9 @@ def make(request: pytest.FixtureRequest, tiny: Path) -> Make:
             total_updates=10,
         )
 
-    return (lambda: FakeTrainer(nonfinite_limit=2)) if request.param == "fake" else torch_trainer
+    free = TrainerCosts(LinearCost(0.0, 0.0), 0.0, 0.0)
+    emulated = partial(EmulatedTrainer, free, sleep=lambda seconds: None, nonfinite_limit=2)
+    return {"fake": partial(FakeTrainer, nonfinite_limit=2), "torch": torch_trainer, "emulated": emulated}[request.param]
 
 
 def group(index: int, *, broken: int | None = None) -> ScoredGroup:

@@ -153,3 +153,19 @@ def test_a_resume_takes_pending_prompts_before_new_ones() -> None:
     s.serve(4), s.serve(6)
     out = s.serve(9)
     assert (out[0].update, out[0].staleness, out[0].staleness_updates) == (3, (0, 0, 0), (0, 0, 0))
+
+
+def test_of_two_errors_the_first_is_the_one_that_is_told() -> None:
+    s = Script(schedule("serial", u=2, group_size=1, total_updates=2, on_failure="stop"))
+    s.feed(e.Started())
+    s.up("a", 2)
+    s.published()
+    s.prompts()
+    s.live()
+    for group in (0, 1):
+        s.finish(group)
+    first, second = s.of(c.Materialize)
+    s.feed(e.CommandFailed(first.id, "the first"))
+    s.feed(e.CommandFailed(second.id, "the second"))
+    (stop,) = s.of(c.Stop) or s.feed(e.CheckpointDone(s.last(c.Checkpoint).id, 0))
+    assert "group 0 could not be rewarded: the first" in stop.reason

@@ -1,4 +1,7 @@
-"""Recorded real runs, replayed: their events give their commands, and the rules hold. Written by benchmarks/replay.py --keep."""
+"""Recorded real runs, replayed: their events give their commands, and the rules hold.
+
+Written by benchmarks/recordings.py (every schedule, a tiny model) and benchmarks/replay.py --keep (the quickstart, serial).
+"""
 
 import gzip
 import json
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.core.codec import decode
+from paceline.core.events import Migrated
 from paceline.core.replay import audit, difference, replay
 from paceline.core.schedule import Resume, Schedule
 
@@ -22,8 +26,17 @@ def read(path: Path) -> tuple[Schedule, Resume, list[tuple[str, float, Any]]]:
     return Schedule(**head["schedule"], deadlines=deadlines), resume, [(x["direction"], x["now"], decode(x["record"])) for x in lines]
 
 
-def test_there_are_recorded_runs() -> None:
-    assert len(RECORDED) >= 3
+def test_runs_of_every_schedule_are_recorded_and_trajectories_moved_in_one() -> None:
+    runs = [read(path) for path in RECORDED]
+    assert {(schedule.preset, schedule.at_publish if schedule.preset == "streaming" else "") for schedule, _, _ in runs} == {
+        ("serial", ""),
+        ("pipelined", ""),
+        ("streaming", "keep"),
+        ("streaming", "recompute"),
+        ("streaming", "drain"),
+        ("multiversion", ""),
+    }
+    assert any(isinstance(record, Migrated) and record.moved for _, _, records in runs for _, _, record in records)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)

@@ -97,28 +97,31 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["update"], row["group"], row["sample"]))
 
 
-def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_uninterrupted_one(place: Path) -> None:
-    whole = train(place, "evaluated.toml", f"run.dir={place / 'whole'}", "run.updates=4")
+@pytest.mark.parametrize("words", [(), ("schedule.preset=pipelined", "schedule.groups_per_dispatch=1")], ids=["serial", "pipelined"])
+def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_uninterrupted_one(
+    place: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    whole = train(place, "evaluated.toml", f"run.dir={tmp_path / 'whole'}", "run.updates=4", *words)
     assert whole.returncode == 0, whole.stderr
     for updates, resume in ((2, False), (4, True)):
-        half = train(place, "plain.toml", f"run.dir={place / 'halves'}", f"run.updates={updates}", resume=resume)
+        half = train(place, "plain.toml", f"run.dir={tmp_path / 'halves'}", f"run.updates={updates}", *words, resume=resume)
         assert half.returncode == 0, half.stderr
-    a, b = rows(place / "whole"), rows(place / "halves")
+    a, b = rows(tmp_path / "whole"), rows(tmp_path / "halves")
     names = ("update", "group", "sample", "row", "prompt_ids", "ids", "reward", "version")
     assert [[row[name] for name in names] for row in a] == [[row[name] for name in names] for row in b]
     assert [row["group"] for row in a] == [group for group in range(8) for _ in range(4)], "each prompt once, epochs in a row"
     assert sorted({row["row"] for row in a[: 6 * 4]}) == list(range(6))
-    first, second = (load_file(place / name / "model" / "model.safetensors") for name in ("whole", "halves"))
+    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "halves"))
     start = load_file(place / "model" / "model.safetensors")
     assert max(abs(first[name] - second[name]).max() for name in first) < 1e-9
     assert max(abs(first[name] - start[name]).max() for name in first) > 1e-4, "training changed the weights"
-    evaluations = [json.loads(line) for line in (place / "whole" / "eval.jsonl").read_text().splitlines()]
+    evaluations = [json.loads(line) for line in (tmp_path / "whole" / "eval.jsonl").read_text().splitlines()]
     assert [(line["update"], line["problems"]) for line in evaluations] == [(0, 6), (2, 6), (4, 6)]
-    metrics = [json.loads(line) for line in (place / "whole" / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["logprob_gap/max"] for line in metrics if line["axis"] == "update") < 1e-9
     for name in ("whole", "halves"):
         audited = subprocess.run(
-            [sys.executable, "-m", "paceline.cli.main", "audit", str(place / name)],
+            [sys.executable, "-m", "paceline.cli.main", "audit", str(tmp_path / name)],
             capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60, check=False,
         )  # fmt: skip
         assert audited.returncode == 0, audited.stdout

@@ -129,13 +129,6 @@ def test_an_empty_gold_is_an_error_for_exact() -> None:
         verify(" . ", "4", kind="exact")
 
 
-def test_math_says_that_it_is_not_available() -> None:
-    with pytest.raises(ConfigError, match="not available in this version"):
-        verify("1", "1", kind="math")
-    with pytest.raises(ConfigError, match="not available in this version"):
-        extract("1", kind="math")
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -80,6 +80,13 @@ def test_a_trajectory_to_which_nothing_applies_is_an_error() -> None:
         Judge([Part(table("a", {"x": None})), Part(table("b", {"x": 1.0}), outcome=False)]).score_group(prompt(), samples("x"))
 
 
+def test_one_of_twelve_functions_that_raises_is_an_error_and_never_a_share_of_the_others() -> None:
+    parts = [Part(ComputedReward(lambda _, t: 1.0, f"check{i}")) for i in range(11)]
+    parts.insert(6, Part(ComputedReward(lambda _, t: 1 / 0, "broken")))
+    with pytest.raises(RewardError, match="reward broken raised ZeroDivisionError on row 7"):
+        Judge(parts).score_group(prompt(), samples("x", "y"))
+
+
 def test_a_group_comes_out_in_order_of_sample() -> None:
     trajectories = samples("a", "b", "c")
     judge = Judge([Part(ComputedReward(lambda _, t: float(t.sample)))])

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,59 @@ async def test_payload_then_ledger_row_then_the_command_is_performed() -> None:
     assert Publish in first[1]
     assert second[0] == "performed"
     assert {Started, Publish} <= set(second[1])
+
+
+class SlowDisk(Journal):
+    """Every commit takes as long as the test likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.begun, self.may_end = 0, threading.Event(), threading.Event()
+
+    def commit(self) -> None:
+        self.writes += 1
+        assert self.writes == 1, "two threads wrote at a time"
+        self.begun.set()
+        self.may_end.wait(10)
+        super().commit()
+        self.writes -= 1
+
+
+async def test_workers_are_heard_while_rows_become_durable_and_nothing_is_performed_before() -> None:
+    journal, performed = SlowDisk(), []
+    driving = driver(journal)
+
+    def publish(command: Publish) -> None:
+        performed.append(command)
+        driving.fail(KeyError("enough"))
+
+    running = asyncio.create_task(driving.run(performers(publish)))
+    async with asyncio.timeout(10):
+        while not journal.begun.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        assert performed == []
+        journal.may_end.set()
+        with pytest.raises(KeyError, match="enough"):
+            await running
+    assert len(performed) == 1
+
+
+async def test_a_run_that_is_cancelled_while_it_writes_ends_when_the_disk_is_done() -> None:
+    journal = SlowDisk()
+    running = asyncio.create_task(driver(journal).run(performers(lambda command: None)))
+    async with asyncio.timeout(10):
+        while not journal.begun.is_set():
+            await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.sleep(0.01)
+        assert not running.done()
+        journal.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert (journal.writes, journal.open) == (0, [])
+    assert any(isinstance(record, Publish) for record in journal.durable)
 
 
 async def test_an_error_of_paceline_answers_its_command_and_the_machine_decides() -> None:

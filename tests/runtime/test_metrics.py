@@ -45,6 +45,15 @@ def test_unparsed_answers_are_a_share_of_those_that_a_function_judged() -> None:
     assert row["unparsed_ratio"] == 0.5
 
 
+def test_reasons_are_counted_by_function_and_kind() -> None:
+    scores = {"math": (Score(0.0, "not compared in time", False), Score(0.0, "wrong", True)), "style": (Score(1.0), Score(1.0))}
+    row = update_metrics([group(0, [0, 0], scores=scores), group(1, [0, 0], scores=scores)], report())
+    assert {name: value for name, value in row.items() if "/reason/" in name} == {
+        "rewards/math/reason/not_compared_in_time": 2.0,
+        "rewards/math/reason/wrong": 2.0,
+    }
+
+
 def test_empty_completions_give_finite_values() -> None:
     row = update_metrics([group(0, [0, 0], [0, 0], ["length", "length"])], report())
     assert row["completions/mean_length"] == 0

@@ -13,14 +13,17 @@ MODEL_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".py")
 """Endings of the files of a model directory that say what the model computes and how it reads text."""
 
 
-def contents(config: Config, resolve: Callable[[str], Path]) -> dict[str, str]:
-    """Key that names files -> fingerprint of what lies in them now: the model, the reference model, the source of each reward function.
+def contents(config: Config, resolve: Callable[[str], Path] | None) -> dict[str, str]:
+    """Key that names files -> fingerprint of what lies in them now: the model, the reference model, the source of each reward function,
+    the trace of lengths.
 
-    resolve: the directory of a model's name. Modules that a reward's own file imports are not followed. Every byte is read: a second or
-    two per gigabyte. The rows of the task are not among it, `Task.fingerprint` covers them.
+    resolve: the directory of a model's name; None = there is no model. Modules that a reward's own file imports are not followed. Every
+    byte is read: a second or two per gigabyte. The rows of the task are not among it, `Task.fingerprint` covers them.
     """
     models = {"model.path": config.model.path, "algorithm.reference": config.algorithm.reference}
-    found = {key: _digest(_model_files(resolve(name))) for key, name in models.items() if name is not None}
+    found = {key: _digest(_model_files(resolve(name))) for key, name in models.items() if name is not None and resolve is not None}
+    if config.emulated.lengths:
+        found["emulated.lengths"] = _digest([Path(config.emulated.lengths)])
     for index, reward in enumerate(config.reward):
         file = None if reward.function is None else source(reward.function)
         if file is not None:

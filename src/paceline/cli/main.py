@@ -23,7 +23,7 @@ from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_
 from paceline.cli.timeline import Format, Range, timeline
 from paceline.config.checks import warnings
 from paceline.config.faults import refuse
-from paceline.config.inspect import missing_files, model_shape, task_rows
+from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
@@ -145,7 +145,7 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
 
 def _present(config: Config) -> None:
     """Refuse what names files that are not there, before anything heavy is loaded."""
-    model_shape(config.model.path)
+    _shape(config)
     if missing := missing_files(config):
         raise refuse(missing, "the configuration")
 
@@ -166,7 +166,12 @@ def _print_plan(config: Config) -> None:
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140
-    console.print(plan_text(make_plan(config, task_rows(config.task), model_shape(config.model.path))))
+    console.print(plan_text(make_plan(config, task_rows(config.task), _shape(config))))
+
+
+def _shape(config: Config) -> ModelShape | None:
+    """The model's sizes, where there is a model and they are known."""
+    return model_shape(config.model.path) if config.rollout.engine != "emulated" else None
 
 
 @contextmanager

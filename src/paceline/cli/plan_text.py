@@ -58,7 +58,7 @@ def _schedule(s: Schedule) -> str:
 
 def _memory(items: tuple[Memory, ...]) -> RenderableType:
     if not items:
-        return Text("memory: unknown, since the model's config.json is not here or names its sizes otherwise")
+        return Text("memory: unknown, since there is no model, or its config.json is not here or names its sizes otherwise")
     table = Table("memory, estimated", "MB", "formula (libraries come on top)", box=None, header_style="bold", pad_edge=False)
     for process, group in groupby(items, lambda item: item.process):
         parts = list(group)

@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import emulated
 from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
+from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.evaluation import summarize
@@ -45,17 +47,20 @@ if TYPE_CHECKING:
     from paceline.ports.pool import Pool
 
 
-def train(config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None) -> Outcome:
+def train(
+    config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None, workers: Workers | None = None
+) -> Outcome:
     """Run the configuration to its end, a stop or a failure, in processes of its own.
 
-    `resume` continues the run directory's last complete checkpoint (from the start where there is none yet). Raises ConfigError,
+    `resume` continues the run directory's last complete checkpoint (from the start where there is none yet). `workers` replaces
+    `workers_of(config)`, for an engine, a trainer or rewards that the configuration cannot name. Raises ConfigError,
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
-        return asyncio.run(_train(config, rundir, on_progress))
+        return asyncio.run(_train(config, rundir, on_progress, workers or workers_of(config)))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
@@ -93,7 +98,7 @@ def _exported(run: RunDir, on_progress: OnProgress) -> str:
     return f"{run.root} after update {origin.update}"
 
 
-async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Outcome:
+async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, workers: Workers) -> Outcome:
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
@@ -106,7 +111,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress) -> Out
         lineage = ledger.open_lineage(schedule, resume, None if info is None else info.lineage, datetime.now(UTC).isoformat())
         session = Session(
             pool=pool,
-            workers=Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task)),
+            workers=workers,
             settings=_settings(config, data.task),
             lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
             task=data.task,
@@ -155,7 +160,7 @@ def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None,
 
 
 def _settings(config: Config, task: RowTask | None) -> Settings:
-    rollout = config.rollout
+    rollout, (reward_s, reward_s_per_answer) = config.rollout, reward_deadline(config)
     return Settings(
         seed=config.run.seed,
         sampling=Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop, rollout.stop_ids),
@@ -163,9 +168,10 @@ def _settings(config: Config, task: RowTask | None) -> Settings:
         gap_warn=config.algorithm.gap_warn,
         answer_timeout_s=config.pool.answer_timeout_s,
         reward_names=tuple(reward_name(reward) for reward in config.reward),
-        reward_deadline_s=sum(reward.timeout_s for reward in config.reward),
+        reward_deadline_s=reward_s,
         keep_last=config.run.keep_last,
         train_timeout_s=config.pool.train_timeout_s,
+        reward_deadline_s_per_answer=reward_s_per_answer,
         prompts=None if config.run.epochs is None or task is None else config.run.epochs * len(task),
     )
 
@@ -190,6 +196,9 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
     }
     for name, exclude in may_change.items():
         parts |= {f"{name}.{key}": value for key, value in getattr(config, name).model_dump(exclude=exclude).items()}
+    if _emulates(config):
+        work = config.emulated.model_dump(include={"mean_tokens", "sigma", "solved"})
+        parts |= {f"emulated.{key}": value for key, value in work.items()}
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
@@ -215,17 +224,30 @@ def _counted(task: RowTask) -> str:
 # --- workers
 
 
+def workers_of(config: Config) -> Workers:
+    """What a training run starts."""
+    return Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task))
+
+
 def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     count, cores = config.rollout.instances, config.pool.rollout_cores
     threads = config.pool.rollout_threads or max(1, _default_threads(config) // count)
+    home, arguments = (emulated.__name__, emulated.engine_arguments(config)) if _emulates(config) else (__name__, {"config": config})
     return tuple(
-        WorkerSpec(f"rollout-{i}", f"{__name__}:rollout_body", {"config": config, "instance": f"rollout-{i}"}, threads, cores[i::count])
+        WorkerSpec(f"rollout-{i}", f"{home}:rollout_body", {**arguments, "instance": f"rollout-{i}"}, threads, cores[i::count])
         for i in range(count)
     )
 
 
+def _emulates(config: Config) -> bool:
+    return config.rollout.engine == "emulated"
+
+
 def _trainer_spec(config: Config) -> WorkerSpec:
     threads = config.pool.trainer_threads or _default_threads(config)
+    if _emulates(config):
+        costs = {"costs": emulated.trainer_costs(config.emulated)}
+        return WorkerSpec("trainer", f"{emulated.__name__}:trainer_body", costs, threads, config.pool.trainer_cores)
     return WorkerSpec("trainer", f"{__name__}:trainer_body", {"config": config}, threads, config.pool.trainer_cores)
 
 
@@ -233,6 +255,7 @@ def _reward_specs(config: Config, task: TaskConfig) -> tuple[WorkerSpec, ...]:
     arguments: dict[str, Any] = {
         "rewards": [reward.model_dump() for reward in config.reward],
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
+        "verifiers": config.pool.verifiers,
     }
     if task.kind == "reasoning_gym":
         arguments |= {"scorer": "paceline.tasks.gym:scorer", "scorer_arguments": {"name": task.name, "parameters": task.parameters}}
@@ -293,6 +316,11 @@ def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.contents import contents
     from paceline.cli.data import DataBody
+
+    if _emulates(config):
+        from paceline.tasks.synthetic import SyntheticTokenizer
+
+        return DataBody(config, SyntheticTokenizer(config.rollout.max_prompt_tokens), contents=partial(contents, config, None))
     from paceline.models.load import load_tokenizer, positions, resolve
 
     directory = resolve(config.model.path)

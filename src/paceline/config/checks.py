@@ -6,15 +6,33 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.config import section_rules as own
+from paceline.config.emulated import EmulatedConfig
 from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
-from paceline.config.rules import Rule, only
-from paceline.config.schema import DEFAULT_WINDOW, Config, RewardConfig, ScheduleConfig, Section, TaskConfig
+from paceline.config.rules import Rule, changed, only
+from paceline.config.schema import (
+    DEFAULT_WINDOW,
+    AlgorithmConfig,
+    Config,
+    ModelConfig,
+    RewardConfig,
+    ScheduleConfig,
+    TaskConfig,
+    TrainerConfig,
+)
+from paceline.config.section import Section
 
 
 def reward_name(reward: RewardConfig) -> str:
     """The name of a reward in metrics: its own, the function's, or its kind."""
     return reward.name or (reward.function or reward.kind).rpartition(":")[2]
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "stop", "stop_ids")
+
+
+def _emulated(c: Config) -> bool:
+    return c.rollout.engine == "emulated"
 
 
 def _tasks(c: Config) -> list[TaskConfig]:
@@ -49,13 +67,21 @@ WHOLE: list[Rule[Config]] = [
         "task_scores_itself",
         ("task.kind", "eval.task.kind"),
         "the reward kind task is the generator's own scorer: every task must be of kind reasoning_gym",
-        lambda c: any(r.kind == "task" for r in c.reward) and any(t.kind == "file" for t in _tasks(c)),
+        lambda c: any(r.kind == "task" for r in c.reward) and any(t.kind != "reasoning_gym" for t in _tasks(c)),
     ),
     Rule(
         "gold_to_compare_with",
         ("task.gold_column", "eval.task.gold_column"),
-        "the rewards exact and numeric compare with a gold answer; name its column",
-        lambda c: any(r.kind in ("exact", "numeric") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c)),
+        "the rewards math, numeric and exact compare with a gold answer; name its column",
+        lambda c: (
+            any(r.kind in ("math", "numeric", "exact") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c))
+        ),
+    ),
+    Rule(
+        "verifiers_compare_mathematics",
+        ("pool.verifiers", "reward"),
+        "only rewards of kind math compare in processes of their own",
+        lambda c: c.pool.verifiers > 1 and not any(r.kind == "math" for r in c.reward),
     ),
     Rule(
         "batch_std_sees_the_update",
@@ -88,17 +114,41 @@ WHOLE: list[Rule[Config]] = [
         lambda c: c.algorithm.overlong_buffer >= c.rollout.max_tokens,
     ),
     Rule(
+        "emulated_no_effect",
+        ("rollout.engine",),
+        "[emulated] has no effect: it says what the engine emulated pretends",
+        lambda c: not _emulated(c) and c.emulated != EmulatedConfig(),
+    ),
+    Rule(
+        "emulated_learns_nothing",
+        ("rollout.engine",),
+        "[model], [trainer] and [algorithm] have no effect: the trainer of the engine emulated has no weights",
+        lambda c: _emulated(c) and (c.model, c.trainer, c.algorithm) != (ModelConfig(), TrainerConfig(), AlgorithmConfig()),
+    ),
+    Rule(
+        "emulated_samples_nothing",
+        tuple(f"rollout.{key}" for key in _SAMPLING),
+        "have no effect: the engine emulated samples nothing",
+        lambda c: _emulated(c) and any(changed(c.rollout, key) for key in _SAMPLING),
+    ),
+    Rule(
+        "emulated_is_synthetic",
+        ("rollout.engine", "task.kind", "eval.task.kind"),
+        "the engine emulated has no tokenizer: it goes with tasks of kind synthetic, and they with it",
+        lambda c: any((t.kind == "synthetic") != _emulated(c) for t in _tasks(c)),
+    ),
+    Rule(
         "warmup_within_run",
         ("trainer.warmup_updates", "run.updates"),
         "the run ends before the learning rate reaches its peak",
-        lambda c: c.trainer.warmup_updates >= c.run.updates,
+        lambda c: c.trainer.warmup_updates >= c.run.updates and not _emulated(c),
         "warn",
     ),
     Rule(
         "micro_batch_holds_a_sequence",
         ("trainer.micro_batch_tokens", "rollout.max_prompt_tokens", "rollout.max_tokens"),
         "a sequence can be longer than the budget; it then makes a micro-batch of its own",
-        lambda c: c.trainer.micro_batch_tokens < c.rollout.max_prompt_tokens + c.rollout.max_tokens,
+        lambda c: c.trainer.micro_batch_tokens < c.rollout.max_prompt_tokens + c.rollout.max_tokens and not _emulated(c),
         "warn",
     ),
 ]
@@ -111,6 +161,7 @@ RULES: dict[str, list[Rule[Any]]] = {
     "reward.N": own.REWARD,
     "rollout": own.ROLLOUT,
     "algorithm": own.ALGORITHM,
+    "emulated": own.EMULATED,
     "eval": own.EVAL,
     "": WHOLE,
 }

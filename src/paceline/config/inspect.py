@@ -89,7 +89,7 @@ def _shape(config: dict[str, Any]) -> ModelShape:
 
 def missing_files(config: Config) -> list[Fault]:
     """Data files and reward files that are named and not there."""
-    named = _task_files(config) | _reward_files(config)
+    named = _task_files(config) | _reward_files(config) | ({"emulated.lengths": lengths} if (lengths := config.emulated.lengths) else {})
     return [Fault(((key, show(file)),), "no such file") for key, file in named.items() if not Path(file).is_file()]
 
 
@@ -108,7 +108,7 @@ def task_rows(task: TaskConfig, key: str = "task") -> int | None:
 
     Raises DataError when the file cannot be opened; `key` is where the task stands in the configuration.
     """
-    rows = task.size if task.kind == "reasoning_gym" else _lines(Path(task.path), key)
+    rows = task.size if task.kind != "file" else _lines(Path(task.path), key)
     return rows if rows is None or task.limit is None else min(rows, task.limit)
 
 

@@ -11,7 +11,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paceline.config.schema import Config, Section
+from paceline.config.schema import Config
+from paceline.config.section import Section
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
-from paceline.config.schema import DEFAULT_HIGH_KV_USE, DEFAULT_REBALANCE_S, DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
+from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
 from paceline.core.presets import DEADLINES
 from paceline.core.schedule import Schedule
 
@@ -47,7 +47,7 @@ class Plan:
 
 
 def schedule(config: Config) -> Schedule:
-    """The machine's schedule. Defaults: R = D = U; serial waits for all groups, the others start at a dispatch; S = 1; W = 2."""
+    """The machine's schedule. Defaults: R = U; D by `_dispatch`; serial waits for all groups, others start at a dispatch; S = 1; W = 2."""
     s = config.schedule
     period = _period(s)
     return Schedule(
@@ -55,7 +55,7 @@ def schedule(config: Config) -> Schedule:
         group_size=s.group_size,
         groups_per_round=period,
         groups_per_update=s.groups_per_update,
-        groups_per_dispatch=s.groups_per_dispatch or s.groups_per_update,
+        groups_per_dispatch=s.groups_per_dispatch or _dispatch(config),
         updates_per_publish=-(-period // s.groups_per_update),
         start_when=_start(s),
         total_updates=config.run.updates,
@@ -76,8 +76,8 @@ def schedule(config: Config) -> Schedule:
         in_order=s.in_order,
         evaluate_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
-        rebalance_seconds=_rebalance(s),
-        high_kv_use=DEFAULT_HIGH_KV_USE if s.high_kv_use is None else s.high_kv_use,
+        rebalance_seconds=s.rebalance_s if s.preset == "multiversion" else 0.0,
+        high_kv_use=s.high_kv_use,
         deadlines=_deadlines(config),
     )
 
@@ -87,6 +87,14 @@ def _period(s: ScheduleConfig) -> int:
     if s.preset in ("serial", "pipelined"):
         return s.groups_per_round or s.groups_per_update
     return s.groups_per_update * (s.updates_per_publish or 1)
+
+
+def _dispatch(config: Config) -> int:
+    """Pipelined with one update per round: an eighth of it, or the next smaller divisor, since with D = R nothing overlaps. Else U."""
+    s = config.schedule
+    if s.preset != "pipelined" or _period(s) != s.groups_per_update or config.algorithm.advantage == "batch_std":
+        return s.groups_per_update
+    return next(d for d in range(max(1, s.groups_per_update // 8), 0, -1) if s.groups_per_update % d == 0)
 
 
 def _start(s: ScheduleConfig) -> Literal["dispatch", "all"]:
@@ -103,19 +111,29 @@ def _window(s: ScheduleConfig) -> int:
     return (s.version_window or DEFAULT_WINDOW) if s.preset == "multiversion" else 1
 
 
-def _rebalance(s: ScheduleConfig) -> float:
-    if s.preset != "multiversion":
-        return 0.0
-    return DEFAULT_REBALANCE_S if s.rebalance_s is None else s.rebalance_s
-
-
 def _buffer(s: ScheduleConfig) -> int:
     return (s.buffer_groups or (_staleness(s) + 1) * _period(s)) if s.preset == "streaming" else 0
 
 
+VERIFIER_GRACE_S = 15.0
+"""Seconds for what is no comparison: starting the verifier processes again when they are lost."""
+
+
+def reward_deadline(config: Config) -> tuple[float, float]:
+    """Seconds that judging the answers to one prompt may take, and seconds more for each answer.
+
+    Rewards add up, since one worker may have to compute them in turn. `math` has a deadline per answer, `pool.verifiers` at a time: n
+    answers take timeout_s x ceil(n / verifiers) at most.
+    """
+    maths = sum(reward.timeout_s for reward in config.reward if reward.kind == "math")
+    calls = sum(reward.timeout_s for reward in config.reward if reward.kind != "math")
+    return calls + (maths + VERIFIER_GRACE_S if maths else 0.0), maths / config.pool.verifiers
+
+
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
-    """Waits on workers are due with the worker's answer; rewards add up, since one worker may have to compute them in turn."""
-    own = {"dispatch": config.pool.train_timeout_s, "materialize": sum(reward.timeout_s for reward in config.reward)}
+    """Waits on workers are due with the worker's answer."""
+    rewards, per_answer = reward_deadline(config)
+    own = {"dispatch": config.pool.train_timeout_s, "materialize": rewards + per_answer * config.schedule.group_size}
     return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
 
 

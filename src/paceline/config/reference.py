@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 from paceline.config.checks import RULES
 from paceline.config.faults import show
 from paceline.config.keys import section_of
-from paceline.config.schema import Config, Section
+from paceline.config.schema import Config
+from paceline.config.section import Section
 
 BEGIN, END = "<!-- reference: begin (made by python -m paceline.config.reference) -->", "<!-- reference: end -->"
 TITLES = {"eval.task": "", "task": "[task] and [eval.task]", "reward.N": "[[reward]]", "": "Across sections"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from paceline.config.keys import value_at
-from paceline.config.schema import Section
+from paceline.config.section import Section
 
 S = TypeVar("S", bound=Section)
 

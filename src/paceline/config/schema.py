@@ -5,49 +5,17 @@ Cross-field rules (combinations without effect or meaning) stand in `config.chec
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-def _plain(value: Any, where: str = "") -> Any:
-    """A copy in which tuples are lists; refuses what a resolved TOML file could not hold and give back unchanged."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
-    if _is_scalar(value):
-        return value
-    raise ValueError(f"may hold texts, booleans, finite numbers, lists and tables; {where.lstrip('.')} is {value!r}")
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-Table = Annotated[dict[str, Any], AfterValidator(_plain)]
-"""A free-form table."""
-
-# TOML knows arrays only; a list is taken for a tuple, its items stay strict.
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Ids = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+from paceline.config.emulated import EmulatedConfig
+from paceline.config.section import Decay, Ids, Section, Table, Texts
 
 DEFAULT_STALENESS = 1
 """S of streaming when none is given: the least that lets generation and training overlap."""
 DEFAULT_WINDOW = 2
 """W of multiversion when none is given: the least that lets versions overlap."""
-DEFAULT_REBALANCE_S = 30.0
-"""Period of multiversion's rebalancing when none is given."""
-DEFAULT_HIGH_KV_USE = 0.9
-"""Share of KV memory above which multiversion relieves an instance when none is given."""
-
-
-class Section(BaseModel):
-    """Base of every section: strict, frozen, no unknown keys, no NaN or infinity."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -64,14 +32,15 @@ class ModelConfig(Section):
 class TaskConfig(Section):
     """Where prompts come from."""
 
-    kind: Literal["reasoning_gym", "file"] = "reasoning_gym"
-    """`reasoning_gym` = problems of a generator, `file` = rows of a JSONL or Parquet file."""
+    kind: Literal["reasoning_gym", "file", "synthetic"] = "reasoning_gym"
+    """`reasoning_gym` = problems of a generator, `file` = rows of a JSONL or Parquet file, `synthetic` = numbered prompts of
+    max_prompt_tokens tokens each, for the emulated engine."""
     name: str = ""
     """reasoning_gym: the generator, e.g. `chain_sum`."""
     parameters: Table = Field(default_factory=dict)
     """reasoning_gym: parameters of the generator."""
     size: int = Field(default=2000, ge=1)
-    """reasoning_gym: rows generated (duplicates are removed afterwards and counted)."""
+    """reasoning_gym, synthetic: rows generated (duplicates are removed afterwards and counted)."""
     seed: int = 1
     """reasoning_gym: seed of the generator."""
     path: str = ""
@@ -101,30 +70,36 @@ class TaskConfig(Section):
 class RewardConfig(Section):
     """One reward function; several are summed with their weights."""
 
-    kind: Literal["exact", "numeric", "task", "function"] = "numeric"
-    """`exact`, `numeric`, `task` = the task's own scorer (reasoning-gym), `function` = yours."""
+    kind: Literal["math", "numeric", "exact", "task", "function"] = "numeric"
+    """`math` = equal as mathematics, `numeric` = one number, exactly, `exact` = the same text, `task` = the task's own scorer
+    (reasoning-gym), `function` = yours."""
     weight: float = 1.0
     """Factor in the sum of rewards; 0 = computed and logged only."""
     name: str | None = None
     """Name in metrics; default: the kind, or the function's name."""
     function: str | None = None
-    """function: `module:function` or `path/to/file.py:function` with TRL's signature."""
+    """function: `module:function` or `path/to/file.py:function`."""
+    signature: Literal["trl", "verl", "openrlhf", "areal"] | None = None
+    """function: whose calling convention it follows; default `trl`."""
     arguments: Table = Field(default_factory=dict)
-    """numeric: `marker` (text before the answer; given, it is required, else no credit), `which` (`last`, `first`), `percent`
-    (`loose`, `strict`). exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword arguments of yours."""
+    """`marker`: text before the answer; given, it is required, else no credit. math: `marker`, `percent` (`loose`, `strict`). numeric:
+    `marker`, `which` (`last`, `first`), `percent`. exact: `marker`. task: `answer` (`tag`, `number`, `text`), `marker`. function: keyword
+    arguments of yours."""
     outcome: bool = True
     """Whether this function tells right from wrong, for the group filter and the evaluation: a value of at least 1 is right, less is
     wrong. Set it to false for shaping. `schedule.no_signal` says what becomes of a group whose outcomes are equal; the reward counts in
     the advantage either way."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one batch of calls, seconds."""
+    """Deadline, seconds: of one answer for `math`, where it counts 0 afterwards; of the calls for one group for the others, where it
+    is an error."""
 
 
 class RolloutConfig(Section):
     """The engine and how it samples."""
 
-    engine: Literal["torch"] = "torch"
-    """Which rollout engine runs."""
+    engine: Literal["torch", "emulated"] = "torch"
+    """`torch` = decodes in its process; `emulated` = computes when trajectories would end, with a trainer alike: load tests of the
+    runtime without a model, see `[emulated]`."""
     instances: int = Field(default=1, ge=1)
     """Engine processes."""
     slots: int = Field(default=64, ge=1)
@@ -166,7 +141,7 @@ class ScheduleConfig(Section):
     groups_per_round: int | None = Field(default=None, ge=1)
     """R, serial and pipelined: groups generated under one version; default U."""
     groups_per_dispatch: int | None = Field(default=None, ge=1)
-    """D <= U: groups given to the trainer at once; default U."""
+    """D <= U: groups given to the trainer at once; default U, for pipelined with R = U an eighth of it (or the next smaller divisor)."""
     updates_per_publish: int | None = Field(default=None, ge=1)
     """streaming, multiversion: default 1; serial and pipelined derive it from R / U."""
     start_when: Literal["dispatch", "all"] | None = None
@@ -189,11 +164,11 @@ class ScheduleConfig(Section):
     """W, multiversion: versions alive at the same time; default 2."""
     in_flight_groups: int | None = Field(default=None, ge=1)
     """I, streaming and multiversion: groups requested and not consumed, at most; default all that the bound admits."""
-    rebalance_s: float | None = Field(default=None, ge=0)
+    rebalance_s: float = Field(default=30.0, ge=0)
     """multiversion: seconds after which instances are shared out anew among the live versions, beside every publish and whenever one runs
-    empty; 0 = only then; default 30."""
-    high_kv_use: float | None = Field(default=None, gt=0, le=1)
-    """multiversion: share of its KV memory above which work is moved away from an instance; default 0.9."""
+    empty; 0 = only then."""
+    high_kv_use: float = Field(default=0.9, gt=0, le=1)
+    """multiversion: share of its KV memory above which work is moved away from an instance."""
     no_signal: Literal["keep", "drop", "refill"] = "keep"
     """A group of equal outcomes, all right or all wrong: `keep` trains on it as on any other (its rewards decide: partial credit and
     shaping teach, equal rewards give zero advantages), `drop` leaves it out, `refill` takes another prompt."""
@@ -298,6 +273,8 @@ class PoolConfig(Section):
     """Cores to pin the trainer to; empty = no pinning."""
     reward_workers: int = Field(default=1, ge=1)
     """Processes that compute rewards."""
+    verifiers: int = Field(default=1, ge=1, le=64)
+    """Processes in each reward worker that compare answers side by side, for rewards of kind `math`."""
     start_timeout_s: float = Field(default=180.0, gt=0)
     """A worker that is not ready after this many seconds is lost."""
     answer_timeout_s: float = Field(default=600.0, gt=0)
@@ -365,5 +342,7 @@ class Config(Section):
     """The optimizer."""
     pool: PoolConfig = PoolConfig()
     """Worker processes."""
+    emulated: EmulatedConfig = EmulatedConfig()
+    """What the emulated engine pretends."""
     eval: EvalConfig = EvalConfig()
     """Held-out evaluation."""

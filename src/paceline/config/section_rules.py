@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Callable
 
+from paceline.config.emulated import EmulatedConfig
 from paceline.config.memory import KV_PAGE, kv_tokens_needed
-from paceline.config.rules import Rule, only
+from paceline.config.rules import Rule, changed, only
 from paceline.config.schema import (
     DEFAULT_STALENESS,
     DEFAULT_WINDOW,
@@ -20,6 +21,7 @@ from paceline.config.schema import (
 )
 
 ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "math": {"marker": (), "percent": ("loose", "strict")},
     "numeric": {"marker": (), "which": ("last", "first"), "percent": ("loose", "strict")},
     "exact": {"marker": ()},
     "task": {"answer": ("tag", "number", "text"), "marker": ()},
@@ -131,11 +133,23 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
 """Rules about [schedule] alone."""
 
 TASK: list[Rule[TaskConfig]] = [
-    Rule("generator_named", ("kind", "name"), "kind reasoning_gym needs the generator's name", lambda t: t.kind != "file" and not t.name),
+    Rule(
+        "generator_named",
+        ("kind", "name"),
+        "kind reasoning_gym needs the generator's name",
+        lambda t: t.kind == "reasoning_gym" and not t.name,
+    ),
     Rule("file_named", ("kind", "path"), "kind file needs a path", lambda t: t.kind == "file" and not t.path),
-    *only("name parameters size seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
+    *only("name parameters seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
+    *only("size", lambda t: t.kind != "file", "it belongs to the kinds reasoning_gym and synthetic"),
     *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
     *only("system template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
+    Rule(
+        "synthetic_has_no_text",
+        ("kind", "system", "suffix", "template", "template_arguments"),
+        "synthetic prompts are numbers of tokens: nothing can be said in them",
+        lambda t: t.kind == "synthetic" and any(changed(t, key) for key in ("system", "suffix", "template", "template_arguments")),
+    ),
     Rule(
         "gold_pattern_needs_column",
         ("gold_pattern", "gold_column"),
@@ -159,16 +173,17 @@ REWARD: list[Rule[RewardConfig]] = [
         lambda r: r.kind == "function" and not re.fullmatch(r"[^:]+:[A-Za-z_][\w.]*", r.function or ""),
     ),
     *only("function", lambda r: r.kind == "function", "it belongs to the kind function"),
+    *only("signature", lambda r: r.kind == "function", "it belongs to the kind function"),
     Rule(
         "arguments_known",
         ("kind", "arguments"),
-        "numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
+        "math takes marker and percent; numeric takes marker, which and percent; exact takes marker; task takes answer and marker",
         lambda r: r.kind != "function" and not set(r.arguments) <= set(ARGUMENTS[r.kind]),
     ),
     Rule(
         "argument_values",
         ("arguments",),
-        "which is last or first, percent is loose or strict, answer is tag, number or text, marker is a text that is not blank",
+        "which is last or first, percent loose or strict, answer tag, number or text, marker a text that is not blank",
         lambda r: r.kind != "function" and any(not _allowed(r.kind, name, value) for name, value in r.arguments.items()),
     ),
     Rule(
@@ -272,10 +287,20 @@ EVAL: list[Rule[EvalConfig]] = [
 """Rules about [eval] alone."""
 
 
+EMULATED: list[Rule[EmulatedConfig]] = [
+    *only("mean_tokens sigma", lambda e: not e.lengths, "lengths are drawn from the file in `lengths`"),
+]
+"""Rules about [emulated] alone."""
+
+
 def _allowed(kind: str, name: str, value: object) -> bool:
     """Whether a known argument has a value it may have; unknown names are another rule's."""
     values = ARGUMENTS[kind].get(name)
-    return values is None or value in values or (not values and isinstance(value, str) and bool(value.strip()))
+    return (
+        values is None
+        or (value in values and not isinstance(value, (bool, float)))
+        or (not values and isinstance(value, str) and bool(value.strip()))
+    )
 
 
 def _groups(pattern: str) -> int:

@@ -23,6 +23,7 @@ SCHEMA = 1
 Reader = Callable[[Any], Any]
 T = TypeVar("T")
 
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _SCALARS = frozenset((int, str, bool, NoneType))
 EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 COMMANDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Command)}
@@ -52,7 +53,7 @@ def decode(raw: object) -> Event | Command:
 
 def dumps(record: Event | Command) -> str:
     """`encode` as one line of JSON."""
-    return json.dumps(encode(record), separators=(",", ":"), allow_nan=False)
+    return _JSON.encode(encode(record))
 
 
 def loads(text: str | bytes) -> Event | Command:

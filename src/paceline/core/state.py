@@ -47,5 +47,5 @@ class Machinery:
         return (self.schedule.total_updates - self.update) * self.schedule.groups_per_update - self.given
 
     def fail_run(self, error: str) -> None:
-        """Leave the run with an error, after a checkpoint."""
-        self.leaving = self.error = error
+        """Leave the run with an error, after a checkpoint. The first one is told: others may follow from it."""
+        self.leaving = self.error = self.error or error

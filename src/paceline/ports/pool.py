@@ -21,17 +21,32 @@ class WorkerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Nap:
+    """What a tick returns when the next one would find nothing to do before `seconds` have passed. A call ends it early."""
+
+    seconds: float
+    reports: Sequence[Any] = ()
+
+
 class WorkerBody(Protocol):
     """What runs inside a worker: answers calls, and ticks while it has work of its own."""
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Answer one call; an exception travels back to the caller and the worker lives on."""
 
-    def tick(self) -> Sequence[Any] | None:
-        """Advance own work and return what to report (may be empty); None = nothing to do, wait for a call."""
+    def tick(self) -> Sequence[Any] | Nap | None:
+        """Advance own work and return what to report (may be empty); None = nothing to do, wait for a call. A Nap waits for a while."""
 
     def close(self) -> None:
         """Release everything; the process ends afterwards."""
+
+
+def after(tick: Sequence[Any] | Nap | None) -> tuple[float | None, Sequence[Any]]:
+    """What a tick asks for: seconds until the next one (None = only after a call), and what to report."""
+    if isinstance(tick, Nap):
+        return max(0.0, tick.seconds), tick.reports
+    return (None, ()) if tick is None else (0.0, tick)
 
 
 def make_body(spec: WorkerSpec) -> WorkerBody:

@@ -33,6 +33,10 @@ class EngineLoad:
     running: int
     waiting: int
     tokens: int
+    steps: int = 0
+    """Steps that sampled tokens, since the start. Counted by the worker, not by the engine, like their seconds."""
+    seconds: float = 0.0
+    """What these steps took."""
 
 
 class Engine(Protocol):

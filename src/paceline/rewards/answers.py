@@ -1,12 +1,16 @@
-"""Answers in completions: find one, compare it with a gold. The policy of `numeric` stands in `rewards.numbers`."""
+"""Answers in completions: find one, compare it with a gold. The policy of `numeric` stands in `rewards.numbers`, that of `math` in
+`rewards.maths`."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
+from paceline.rewards.bench import Bench
+from paceline.rewards.boxes import after_marker
+from paceline.rewards.maths import MathVerifier, maths_answer
 from paceline.rewards.numbers import Number, Percent, equal, find_numbers
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Score
@@ -24,18 +28,15 @@ class Verifier:
     kind: `numeric` compares numbers exactly, `exact` compares text (NFC, runs of white space as one space, markdown around it and one
     full stop at its end removed, case kept). marker: text that must stand before the answer, case-sensitive and not inside a word; only
     the first line with text after its last occurrence counts, and without it there is no answer. which: the number that counts when there
-    are several (numeric). percent: see `numbers.equal`. Raises ConfigError for `math`, which this version does not have, and for settings
-    without effect.
+    are several (numeric). percent: see `numbers.equal`. Raises ConfigError for settings without effect. `math` has a verifier of its own.
     """
 
-    kind: Kind = "numeric"
+    kind: Literal["numeric", "exact"] = "numeric"
     marker: str | None = None
     which: Which = "last"
     percent: Percent = "loose"
 
     def __post_init__(self) -> None:
-        if self.kind == "math":
-            raise ConfigError("kind = 'math': mathematical equivalence is not available in this version; use 'numeric' or 'exact'")
         for name, value, allowed in (
             ("kind", self.kind, ("numeric", "exact")),
             ("which", self.which, ("last", "first")),
@@ -91,9 +92,12 @@ def extract(text: str, *, kind: Kind, marker: str | None = None, which: Which = 
     """The answer that a reward of this kind reads from `text`, or None when there is none.
 
     numeric: the last (or first) number, without currency sign, markdown and punctuation; exact: the text, normalised. With `marker`, only
-    the first line with text after its last occurrence counts; no marker, no answer. Raises ConfigError for `math`, which this version
-    does not have.
+    the first line with text after its last occurrence counts; no marker, no answer. math: the content of the last box, see
+    `maths.maths_answer`. Raises ConfigError for settings without effect.
     """
+    if kind == "math":
+        _without_which(which)
+        return maths_answer(text, marker).text
     Verifier(kind, marker, which)
     scope = after_marker(text, marker)
     if scope is None:
@@ -116,26 +120,33 @@ def verify(
 ) -> float:
     """1.0 when the answer in `text` equals `gold`, else 0.0; an answer that cannot be read is 0.0, in any thread or process.
 
-    timeout_s: seconds that a comparison may take, > 0; `numeric` and `exact` are linear in the length of the text and never need it.
-    Raises RewardError when `gold` itself is no answer of this kind, ConfigError for `math` (not in this version) and for settings without
-    effect.
+    timeout_s: seconds that a comparison may take, > 0; after them the answer counts 0. `numeric` and `exact` are linear in the length of
+    the text and never need it; `math` compares in a process of its own, started at the first call (seconds) and kept. Raises RewardError
+    when `gold` itself is no answer of this kind, ConfigError for settings without effect.
     """
     if timeout_s <= 0:
         raise ConfigError(f"timeout_s = {timeout_s}: more than 0 seconds")
-    value = Verifier(kind, marker, which, percent).score(gold, text).value
-    assert value is not None
-    return value
+    if kind == "math":
+        _without_which(which)
+        (score,) = MathVerifier(marker, percent, timeout_s, bench=_bench()).scores([(gold, text)])
+        return _given(score)
+    return _given(Verifier(kind, marker, which, percent).score(gold, text))
 
 
-def after_marker(text: str, marker: str | None) -> str | None:
-    """The first line with text after the last `marker` that does not start inside a word; the whole text without one; None if absent."""
-    if marker is None:
-        return text
-    inside = r"(?<![^\W_])" if marker[0].isalnum() else ""
-    ends = [match.end() for match in re.finditer(inside + re.escape(marker), text)]
-    if not ends:
-        return None
-    return next((line for line in text[ends[-1] :].splitlines() if line.strip()), "")
+@lru_cache(maxsize=1)
+def _bench() -> Bench:
+    """The processes of this program's own calls."""
+    return Bench()
+
+
+def _given(score: Score) -> float:
+    assert score.value is not None, "a verifier always applies"
+    return score.value
+
+
+def _without_which(which: Which) -> None:
+    if which != "last":
+        raise ConfigError("kind = 'math' reads the last box: `which` has no effect")
 
 
 def pick_number(text: str, which: Which) -> Number | None:
@@ -151,10 +162,17 @@ def normalise(text: str) -> str:
 
 
 def _undecorated(text: str) -> str:
-    for mark in _DECORATION:
-        if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
-            return _undecorated(text[len(mark) : -len(mark)].strip())
-    return text
+    """Without pairs of marks around it, outermost first; linear, whatever their number."""
+    start, end = 0, len(text)
+    while mark := next(
+        (m for m in _DECORATION if end - start > 2 * len(m) and text.startswith(m, start) and text.endswith(m, start, end)), ""
+    ):
+        start, end = start + len(mark), end - len(mark)
+        while start < end and text[start].isspace():
+            start += 1
+        while start < end and text[end - 1].isspace():
+            end -= 1
+    return text[start:end]
 
 
 def _verdict(right: bool, extracted: str) -> Score:

@@ -1,8 +1,8 @@
-"""A user's reward function with the signature of TRL's GRPOTrainer, sync or async.
+"""A user's reward function, sync or async, in TRL's calling convention or another's (`rewards.signatures`).
 
     def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 
-Called with keyword arguments, one list entry per trajectory: `prompts` and `completions` (text; for a conversational row lists of
+is TRL's: called with keyword arguments, one list entry per trajectory: `prompts` and `completions` (text; for a conversational row lists of
 messages), `completion_ids` (the sampled ids), every column of the row by its name, `gold`, and the reward's `arguments` as they are. A
 function without `**columns` gets only what it names. `trainer_state`, `log_extra` and `log_metric` do not exist here: a function that
 requires them is refused.
@@ -18,11 +18,13 @@ import numbers
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.rewards import signatures
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, Trajectory
 
@@ -79,6 +81,20 @@ async def _within(awaitable: Awaitable[Any], timeout_s: float) -> Any:
         raise TooLate from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the function, for one trajectory or for all."""
+
+    prompts: Sequence[Prompt]
+    trajectories: Sequence[Trajectory]
+    positional: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def row(self) -> str:
+        return _describe(self.prompts, self.trajectories)
+
+
 class FunctionReward:
     """One function as a Reward. Whatever goes wrong in it becomes a RewardError that names it and the row."""
 
@@ -87,24 +103,26 @@ class FunctionReward:
         function: Callable[..., Any],
         *,
         name: str | None = None,
+        signature: signatures.Name = "trl",
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float = 10.0,
         loop: Loop | None = None,
     ) -> None:
-        """timeout_s: seconds for one call of an async function; a sync one can only be stopped from outside, with its process."""
+        """timeout_s: seconds for the calls of an async function; a sync one can only be stopped from outside, with its process."""
         self.name = name or function_name(function)
         self._function = function
+        self._signature = signatures.SIGNATURES[signature]
         self._arguments = dict(arguments or {})
         self._timeout_s = timeout_s
         self._loop = loop or Loop()
-        self._parameters, self._takes_all = _signature(function, self.name)
+        self._parameters, self._takes_all = _parameters(function, self.name, len(self._signature.by_position))
         unknown = sorted(set(self._arguments) - set(self._parameters))
         if unknown and not self._takes_all:
             raise ConfigError(f"reward {self.name}: arguments {', '.join(unknown)} are no parameters of the function")
 
     def check(self, prompt: Prompt) -> None:
         """Raise RewardError when the row lacks what the function requires."""
-        problem = self._missing(self._keywords([prompt], []))
+        problem = self._missing(self._offered([prompt], []))
         if problem is not None:
             raise RewardError(problem)
 
@@ -114,37 +132,56 @@ class FunctionReward:
 
     def start(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Finish:
         """Call the function: a sync one is done when this returns, an async one runs on; the returned function gives the scores."""
-        row = _describe(prompts, trajectories)
-        keywords = self._keywords(prompts, trajectories)
-        problem = self._missing(keywords)
+        calls = self._calls(prompts, trajectories)
+        outcomes = [self._outcome(call) for call in calls]
+        if not any(inspect.isawaitable(outcome) for outcome in outcomes):
+            scores = self._all_scores(calls, outcomes)
+            return lambda: scores
+        future = self._loop.submit(_together(outcomes), self._timeout_s)
+        return lambda: self._all_scores(calls, self._wait(future, calls, _describe(prompts, trajectories)))
+
+    def _calls(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> list[_Call]:
+        offered = self._offered(prompts, trajectories)
+        problem = self._missing(offered)
         if problem is not None:
-            raise RewardError(f"reward {self.name} on {row}: {problem}")
+            raise RewardError(f"reward {self.name} on {_describe(prompts, trajectories)}: {problem}")
+        first = self._signature.by_position
+        named = {name: values for name, values in offered.items() if name not in first and (self._takes_all or name in self._parameters)}
+        if not self._signature.each:
+            return [_Call(prompts, trajectories, tuple(offered[name] for name in first), named | self._arguments)]
+        return [
+            _Call(
+                prompts[i : i + 1],
+                trajectories[i : i + 1],
+                tuple(offered[name][i] for name in first),
+                {name: values[i] for name, values in named.items()} | self._arguments,
+            )
+            for i in range(len(trajectories))
+        ]
+
+    def _outcome(self, call: _Call) -> Any:
         try:
-            outcome = self._function(**self._accepted(keywords))
+            return self._function(*call.positional, **call.keywords)
         # The function is the user's: whatever it raises belongs to its row, and the worker lives on.
         except Exception as error:
-            raise self._raised(error, row) from error
-        if not inspect.isawaitable(outcome):
-            scores = self._scores(outcome, prompts, trajectories)
-            return lambda: scores
-        future = self._loop.submit(outcome, self._timeout_s)
-        return lambda: self._scores(self._wait(future, row), prompts, trajectories)
+            raise self._raised(error, call.row) from error
 
     def close(self) -> None:
         """Release the event loop."""
         self._loop.close()
 
-    def _wait(self, future: concurrent.futures.Future[Any], row: str) -> Any:
+    def _wait(self, future: concurrent.futures.Future[Any], calls: Sequence[_Call], rows: str) -> list[Any]:
         try:
             concurrent.futures.wait([future], self._timeout_s + _GRACE_S)
             if not future.done():
                 raise TooLate
-            return future.result()
+            outcomes: list[Any] = future.result()
         except TooLate as error:
-            raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {row}") from error
-        # As above: the function is the user's.
-        except Exception as error:
-            raise self._raised(error, row) from error
+            raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {rows}") from error
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, Exception):  # as above: the function is the user's
+                raise self._raised(outcome, call.row) from outcome
+        return outcomes
 
     def _raised(self, error: Exception, row: str) -> RewardError:
         traceback.print_exception(error)  # the worker's log has all of it
@@ -152,38 +189,27 @@ class FunctionReward:
         where = f"{Path(last.filename).name} line {last.lineno}"
         return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {_said(error)} ({where})")
 
-    def _missing(self, keywords: Mapping[str, Any]) -> str | None:
-        missing = [name for name, required in self._parameters.items() if required and name not in keywords]
-        return f"the function requires {', '.join(missing)}; a row offers {', '.join(sorted(keywords))}" if missing else None
+    def _missing(self, offered: signatures.Columns) -> str | None:
+        known = {**offered, **self._arguments}
+        missing = [name for name, required in self._parameters.items() if required and name not in known]
+        return f"the function requires {', '.join(missing)}; a row offers {', '.join(sorted(known))}" if missing else None
 
-    def _keywords(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        names = {name: None for prompt in prompts for name in prompt.columns}
-        columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-        completions: list[Any] = [
-            trajectory.text if prompt.messages is None else [{"role": "assistant", "content": trajectory.text}]
-            for prompt, trajectory in zip(prompts, trajectories, strict=False)
-        ]
-        return {
-            "gold": [prompt.gold for prompt in prompts],
-            **columns,
-            "prompts": [prompt.text if prompt.messages is None else [dict(m) for m in prompt.messages] for prompt in prompts],
-            "completions": completions,
-            "completion_ids": [trajectory.ids.tolist() for trajectory in trajectories],
-            **self._arguments,
-        }
+    def _offered(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> signatures.Columns:
+        return self._signature.offer(prompts, trajectories)
 
-    def _accepted(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        return keywords if self._takes_all else {name: value for name, value in keywords.items() if name in self._parameters}
+    def _all_scores(self, calls: Sequence[_Call], outcomes: Sequence[Any]) -> list[Score]:
+        return [score for call, outcome in zip(calls, outcomes, strict=True) for score in self._scores(call, outcome)]
 
-    def _scores(self, outcome: Any, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> list[Score]:
-        row = _describe(prompts, trajectories)
-        if not isinstance(outcome, (list, tuple, np.ndarray)):
-            raise RewardError(
-                f"reward {self.name} returned {type(outcome).__name__} on {row}: expected a list of {len(trajectories)} values"
-            )
-        if len(outcome) != len(trajectories):
-            raise RewardError(f"reward {self.name} returned {len(outcome)} values for {len(trajectories)} completions on {row}")
-        return [Score(self._value(value, p, t)) for value, p, t in zip(outcome, prompts, trajectories, strict=True)]
+    def _scores(self, call: _Call, outcome: Any) -> list[Score]:
+        values = self._signature.unpacked(outcome)
+        if self._signature.each:
+            values = [values]
+        count = len(call.trajectories)
+        if not isinstance(values, (list, tuple, np.ndarray)):
+            raise RewardError(f"reward {self.name} returned {type(values).__name__} on {call.row}: expected a list of {count} values")
+        if len(values) != count:
+            raise RewardError(f"reward {self.name} returned {len(values)} values for {count} completions on {call.row}")
+        return [Score(self._value(value, p, t)) for value, p, t in zip(values, call.prompts, call.trajectories, strict=True)]
 
     def _value(self, value: Any, prompt: Prompt, trajectory: Trajectory) -> float | None:
         if value is None:
@@ -219,18 +245,30 @@ def function_name(function: Callable[..., Any]) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def _signature(function: Callable[..., Any], name: str) -> tuple[dict[str, bool], bool]:
-    """Parameters that a keyword can reach (and whether they are required), and whether it takes any keyword."""
+def _parameters(function: Callable[..., Any], name: str, by_position: int) -> tuple[dict[str, bool], bool]:
+    """Parameters that a keyword can reach (and whether they are required), and whether it takes any keyword; the first ones are left out
+    where they come by position."""
     parameters: dict[str, bool] = {}
     takes_all = False
-    for parameter in inspect.signature(function).parameters.values():
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_all = True
+        elif index < by_position:
+            continue
         elif parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise ConfigError(f"reward {name}: parameter {parameter.name!r} is positional only; arguments come by keyword")
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             parameters[parameter.name] = parameter.default is parameter.empty
     return parameters, takes_all
+
+
+async def _together(outcomes: Sequence[Any]) -> list[Any]:
+    """The outcomes, those to await awaited at the same time; an exception stands in the place of what its call would have given."""
+
+    async def _given(outcome: Any) -> Any:
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    return await asyncio.gather(*map(_given, outcomes), return_exceptions=True)
 
 
 def _describe(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -12,15 +12,22 @@ from typing import Any, Literal
 from paceline.config.schema import RewardConfig
 from paceline.ports.data import Reward
 from paceline.rewards.answers import Verifier
+from paceline.rewards.bench import Bench
 from paceline.rewards.functions import FunctionReward, Loop, Starts
+from paceline.rewards.maths import MathVerifier
 from paceline.rewards.resolve import resolve
-from paceline.rewards.verifiers import Scorer, TaskReward, VerifierReward
+from paceline.rewards.verifiers import MathReward, Scorer, TaskReward, VerifierReward
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, ScoredGroup, Trajectory
 from paceline.types.signal import RIGHT
 
 _SHOWN = 10
-_ARGUMENTS = {"numeric": ("marker", "which", "percent"), "exact": ("marker",), "task": ("answer", "marker")}
+_ARGUMENTS = {
+    "math": ("marker", "percent"),
+    "numeric": ("marker", "which", "percent"),
+    "exact": ("marker",),
+    "task": ("answer", "marker"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +84,29 @@ class Judge:
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Raise RewardError listing the rows (at most 10) whose gold or columns a reward cannot use; nothing is generated for that."""
-        bad: list[str] = []
-        for prompt in prompts:
-            for part in self.parts:
-                problem = _problem(part.reward, prompt)
-                if problem is not None:
-                    bad.append(f"row {prompt.row} of {prompt.task or 'the task'}, reward {part.reward.name}: {problem}")
+        rows = list(prompts)
+        found = [_problems(part.reward, rows) for part in self.parts]
+        bad = [
+            f"row {prompt.row} of {prompt.task or 'the task'}, reward {part.reward.name}: {problem}"
+            for prompt, problems in zip(rows, zip(*found, strict=True), strict=True)
+            for part, problem in zip(self.parts, problems, strict=True)
+            if problem is not None
+        ]
         if bad:
             more = f"\n... and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
             raise RewardError(f"{len(bad)} rows cannot be judged:\n" + "\n".join(bad[:_SHOWN]) + more)
 
+    def prepare(self) -> None:
+        """Start what rewards need before their first group, so that it counts against no deadline."""
+        for part in self.parts:
+            getattr(part.reward, "prepare", lambda: None)()
+
     def close(self) -> None:
-        """Release the event loop of async functions."""
+        """Release the event loop of async functions and the processes of verifiers."""
         if self._loop is not None:
             self._loop.close()
+        for part in self.parts:
+            getattr(part.reward, "close", lambda: None)()
 
     def _given(
         self,
@@ -117,20 +133,29 @@ def _share_right(given: Sequence[tuple[float, float]]) -> float:
     return sum(value >= RIGHT for _, value in given) / len(given)
 
 
-def load_judge(configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None) -> Judge:
-    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`. Raises ConfigError with key and
-    value."""
+def load_judge(
+    configs: Sequence[RewardConfig], *, scorer: Scorer | None = None, permute_seed: int | None = None, verifiers: int = 1
+) -> Judge:
+    """The judge that the configuration describes. `scorer` is the task's own, for `kind = "task"`; `verifiers`: processes that compare
+    side by side, for `kind = "math"`. Raises ConfigError with key and value."""
     loop = Loop()
-    parts = [Part(_reward(config, scorer, loop), config.weight, config.outcome) for config in configs]
+    parts = [Part(_reward(config, scorer, loop, verifiers), config.weight, config.outcome) for config in configs]
     return Judge(parts, permute_seed=permute_seed, loop=loop)
 
 
-def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:
+def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop, verifiers: int) -> Reward:
     if config.kind == "function":
         if config.function is None:
             raise ConfigError("reward.function is missing: kind = 'function' needs `module:function` or `path/to/file.py:function`")
         function = resolve(config.function)
-        return FunctionReward(function, name=config.name, arguments=config.arguments, timeout_s=config.timeout_s, loop=loop)
+        return FunctionReward(
+            function,
+            name=config.name,
+            signature=config.signature or "trl",
+            arguments=config.arguments,
+            timeout_s=config.timeout_s,
+            loop=loop,
+        )
     if config.function is not None:
         raise ConfigError(f"reward.function = {config.function!r} has no effect with kind = {config.kind!r}")
     name = config.name or config.kind
@@ -140,10 +165,14 @@ def _reward(config: RewardConfig, scorer: Scorer | None, loop: Loop) -> Reward:
             f"reward {name}: unknown arguments {', '.join(unknown)}; {config.kind} takes {', '.join(_ARGUMENTS[config.kind])}"
         )
     arguments: dict[str, Any] = dict(config.arguments)
+    if config.kind == "math":
+        return MathReward(name, MathVerifier(timeout_s=config.timeout_s, bench=Bench(verifiers), **arguments))
     if config.kind != "task":
         return VerifierReward(name, Verifier(config.kind, **arguments))
     if scorer is None:
-        raise ConfigError("reward.kind = 'task': this task has no scorer of its own (reasoning_gym has); use numeric, exact or function")
+        raise ConfigError(
+            "reward.kind = 'task': this task has no scorer of its own (reasoning_gym has); use math, numeric, exact or function"
+        )
     return TaskReward(name, scorer, **arguments)
 
 
@@ -159,10 +188,16 @@ def _finish(reward: Reward, begun: Any, count: int) -> Sequence[Score]:
     return scores
 
 
-def _problem(reward: Reward, prompt: Prompt) -> str | None:
-    check = getattr(reward, "check", None)
-    if check is None:
-        return None
+def _problems(reward: Reward, prompts: Sequence[Prompt]) -> Sequence[str | None]:
+    """What each row lacks for a reward: asked of all rows at once where the reward offers `problems`, else of each by `check`."""
+    together, check = getattr(reward, "problems", None), getattr(reward, "check", None)
+    if together is not None:
+        found: Sequence[str | None] = together(prompts)
+        return found
+    return [None if check is None else _problem(check, prompt) for prompt in prompts]
+
+
+def _problem(check: Callable[[Prompt], None], prompt: Prompt) -> str | None:
     try:
         check(prompt)
     except RewardError as error:

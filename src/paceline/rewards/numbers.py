@@ -91,12 +91,12 @@ def _pieces(match: re.Match[str]) -> Iterator[_Found]:
     *separate, last = _split(match["decimal"])
     start = match.start()
     for piece in separate:
-        yield _Found(Number(sign + piece, _signed(sign, _exact(piece))), start, start, "other")
+        yield _Found(Number(sign + piece, _signed(sign, exact_number(piece))), start, start, "other")
         sign, start = "", match.start("decimal")
     under = match["under"]
     kind: Literal["integer", "fraction", "other"] = "fraction" if under else "integer" if last.isdigit() else "other"
     body = last if under is None else f"{last}/{under}"
-    value = None if match["power"] else _signed(sign, _exact(last) if under is None else _ratio(last, under))
+    value = None if match["power"] else _signed(sign, exact_number(last) if under is None else _ratio(last, under))
     joins = not match["power"] and (kind == "fraction" or not percent)
     yield _Found(_number(sign + body, value, percent), start, match.end(), kind if joins else "other")
 
@@ -136,11 +136,11 @@ def _signed(sign: str, value: Fraction | None) -> Fraction | None:
 
 
 def _ratio(top: str, bottom: str) -> Fraction | None:
-    above, below = _exact(top), _exact(bottom)
+    above, below = exact_number(top), exact_number(bottom)
     return above / below if above is not None and below else None
 
 
-def _exact(text: str) -> Fraction | None:
+def exact_number(text: str) -> Fraction | None:
     """The exact value, through Decimal: Python refuses to turn more than 4,300 digits into an int directly."""
     plain = text.replace(",", "")
     exponent = re.search(r"[eE][-+]?([0-9]+)", plain)

@@ -1,4 +1,4 @@
-"""The rewards that paceline brings: a verifier of numbers or text, and the task's own scorer."""
+"""The rewards that paceline brings: a verifier of numbers, text or mathematics, and the task's own scorer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.rewards.answers import Verifier, after_marker, pick_number
+from paceline.rewards.answers import Verifier, pick_number
+from paceline.rewards.boxes import after_marker
+from paceline.rewards.maths import MathVerifier
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, Trajectory
 
@@ -38,6 +40,35 @@ class VerifierReward:
             return self.verifier.score(prompt.gold, trajectory.text)
         except RewardError as error:
             raise RewardError(f"reward {self.name} on row {prompt.row} of {prompt.task or 'the task'}: {error}") from error
+
+
+@dataclass(slots=True)
+class MathReward:
+    """`math`: 1 for an answer equal to the gold, else 0 with a reason; see `rewards.maths`."""
+
+    name: str
+    verifier: MathVerifier
+
+    def prepare(self) -> None:
+        """Start the verifier processes."""
+        self.verifier.prepare()
+
+    def problems(self, prompts: Sequence[Prompt]) -> Sequence[str | None]:
+        """What is wrong with the gold of each row, None where nothing is."""
+        return self.verifier.problems([prompt.gold for prompt in prompts])
+
+    def score(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Sequence[Score]:
+        """One Score per pair, in order; RewardError naming the rows for a bad gold, a lost verifier and a mistake of ours."""
+        pairs = [(prompt.gold, trajectory.text) for prompt, trajectory in zip(prompts, trajectories, strict=True)]
+        try:
+            return self.verifier.scores(pairs)
+        except RewardError as error:
+            rows = ", ".join(f"row {row} of {task or 'the task'}" for task, row in sorted({(p.task, p.row) for p in prompts}))
+            raise RewardError(f"reward {self.name} on {rows}: {error}") from error
+
+    def close(self) -> None:
+        """End the verifier processes."""
+        self.verifier.close()
 
 
 @dataclass(slots=True)

@@ -39,12 +39,16 @@ def create(
     scorer: str | None = None,
     scorer_arguments: Mapping[str, Any] | None = None,
     permute_seed: int | None = None,
+    verifiers: int = 1,
 ) -> JudgeBody:
-    """Build the body inside the worker from plain data.
+    """Build the body inside the worker from plain data; verifier processes are up when it returns.
 
     rewards: dumps of RewardConfig. scorer: `module:function` that is called with `scorer_arguments` and returns the task's scorer, e.g.
-    `paceline.tasks.gym:scorer`. Raises ConfigError when a reward cannot be built.
+    `paceline.tasks.gym:scorer`. verifiers: processes that compare answers side by side, for `math`. Raises ConfigError when a reward
+    cannot be built.
     """
     own = resolve(scorer)(**(scorer_arguments or {})) if scorer is not None else None
     configs = [RewardConfig.model_validate(dict(reward)) for reward in rewards]
-    return JudgeBody(load_judge(configs, scorer=own, permute_seed=permute_seed))
+    judge = load_judge(configs, scorer=own, permute_seed=permute_seed, verifiers=verifiers)
+    judge.prepare()
+    return JudgeBody(judge)

@@ -78,8 +78,7 @@ class Driver:
             while True:
                 commands = self._decide(await self._arrived())
                 if commands:
-                    before_commit(commands)
-                    self._ledger.commit()
+                    await self._make_durable(commands, before_commit)
                 for command in commands:
                     if isinstance(command, Stop):
                         self._close_rules(command)
@@ -88,6 +87,19 @@ class Driver:
         finally:
             self._ledger.commit()
             await self.close()
+
+    async def _make_durable(self, commands: Sequence[Command], before_commit: Callable[[Sequence[Command]], None]) -> None:
+        """Wait for the disk off the event loop: workers are heard, and judges given their next group, meanwhile."""
+
+        def _write() -> None:
+            before_commit(commands)
+            self._ledger.commit()
+
+        writing = asyncio.create_task(asyncio.to_thread(_write))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait({writing})  # a run that is cancelled here leaves no thread with its ledger behind
 
     async def close(self) -> None:
         """Cancel and await everything that still runs."""

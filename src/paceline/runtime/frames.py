@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import copyreg
+import io
 import pickle
 import socket
 import struct
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from paceline.types import errors
+from paceline.types.records import Prompt, Request, Sampling, Score, ScoredGroup, Trajectory
 
 HEADER = struct.Struct("!Q")
 NOT_REBUILT = (UnicodeError, BaseExceptionGroup, StopIteration, StopAsyncIteration)
@@ -45,10 +50,29 @@ class RemoteError:
         return error
 
 
+def _by_fields(kind: type) -> Callable[[Any], tuple[type, tuple[Any, ...]]]:
+    """How to make a value again: call its class with its fields."""
+    values = attrgetter(*(field.name for field in fields(kind)))
+    return lambda value: (kind, values(value))
+
+
+# What a frozen dataclass with slots does by itself looks its fields up anew for every value, on both sides.
+TABLE: dict[type, Callable[[Any], Any]] = {
+    **copyreg.dispatch_table,
+    **{kind: _by_fields(kind) for kind in (Prompt, Request, Sampling, Score, ScoredGroup, Trajectory)},
+}
+
+
 def pack(message: Any) -> bytes:
     """One frame."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(len(body)) + body
+    buffer = io.BytesIO(bytes(HEADER.size))
+    buffer.seek(HEADER.size)
+    pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = TABLE
+    pickler.dump(message)
+    frame = buffer.getbuffer()
+    HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
+    return frame.tobytes()
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Any:

@@ -56,13 +56,13 @@ class Record:
 
 
 class Ledger:
-    """The one writer. Not thread-safe: the driver's event loop owns it."""
+    """The one writer. Not thread-safe: the driver owns it, and lets another thread commit only while it waits for that."""
 
     def __init__(self, path: Path) -> None:
         """Open for writing, created if absent. Raises LedgerError, as every method that touches the file."""
         self._path = path
         with _named(path):
-            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)  # one thread at a time
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(TABLES)

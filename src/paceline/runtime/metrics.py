@@ -7,6 +7,7 @@ within a group (divisor n - 1), `rewards/NAME/std` the one over all samples to w
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.algo.shaping import length_metrics
@@ -111,6 +112,7 @@ def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "outcome": statistics.fmean(outcome for group in groups for outcome in group.outcomes),
         **_reward_parts(groups),
         **_unparsed(groups),
+        **_reasons(groups),
     }
 
 
@@ -129,6 +131,13 @@ def _unparsed(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """How often no answer could be read, where a reward function says so."""
     judged = [score.parsed for group in groups for scores in group.scores.values() for score in scores if score.parsed is not None]
     return {"unparsed_ratio": judged.count(False) / len(judged)} if judged else {}
+
+
+def _reasons(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Answers per reason that a reward function gave for its value: `wrong`, `no_answer`, `not_compared_in_time`, ..."""
+    columns = [column for group in groups for column in group.scores.items()]
+    given = Counter((name, score.reason.replace(" ", "_")) for name, scores in columns for score in scores if score.reason)
+    return {f"rewards/{name}/reason/{reason}": float(count) for (name, reason), count in sorted(given.items())}
 
 
 def _std(values: Sequence[float]) -> float:

@@ -163,11 +163,17 @@ class ProcessPool:
         return worker
 
 
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**36), "MALLOC_TRIM_THRESHOLD_": str(2**36)}
+"""glibc gives large blocks back at once, and their pages are faulted in again at the next use, one by one. A worker needs the same again
+with its next micro-batch or decode step, so it keeps what it has used. Other C libraries ignore these."""
+
+
 def _environment(spec: WorkerSpec) -> dict[str, str]:
-    """Thread counts have to stand before a library reads them; the import path is the controller's."""
+    """Thread counts and the allocator's thresholds have to stand before a library reads them; the import path is the controller's."""
     threads = {name: str(spec.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} if spec.threads else {}
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path, **threads, **spec.environment}
+    ours = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
+    return {**MEMORY, **os.environ, **ours, **threads, **spec.environment}
 
 
 def _tail(log: Path | None) -> str:

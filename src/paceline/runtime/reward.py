@@ -22,10 +22,20 @@ from paceline.types.signal import has_signal
 class RewardFleet:
     """Reward workers that take groups as they become free."""
 
-    def __init__(self, seats: Sequence[Seat], names: Sequence[str], deadline_s: float, board: Board, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        names: Sequence[str],
+        deadline_s: float,
+        board: Board,
+        post: Callable[[Event], None],
+        per_answer_s: float = 0.0,
+    ) -> None:
+        """deadline_s, per_answer_s: n answers to one prompt must be judged within deadline_s + n x per_answer_s seconds."""
         self._seats = list(seats)
         self._names = ", ".join(names)
         self._deadline_s = deadline_s
+        self._per_answer_s = per_answer_s
         self._board = board
         self._post = post
         self._free: asyncio.Queue[Seat] = asyncio.Queue()
@@ -74,7 +84,8 @@ class RewardFleet:
             raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
 
     async def _scored(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
-        group: ScoredGroup = await self._ask(self._deadline_s, "score", prompt, trajectories)
+        limit = self._deadline_s + self._per_answer_s * len(trajectories)
+        group: ScoredGroup = await self._ask(limit, "score", prompt, trajectories)
         return group
 
     async def _ask(self, timeout_s: float, method: str, *arguments: Any) -> Any:

@@ -25,6 +25,9 @@ REPORT_S = 5.0
 """Seconds between two looks at the instances."""
 
 
+IDLE = EngineLoad(0, 0, 0, 0)
+
+
 @dataclass(slots=True)
 class Instance:
     """One engine worker and what it owes."""
@@ -33,8 +36,8 @@ class Instance:
     running: dict[TrajectoryKey, Admit] = field(default_factory=dict)
     outbox: list[Request] = field(default_factory=list)
     """Requests of the present decision, sent together."""
-    tokens: int = 0
-    """Tokens sampled until the report before."""
+    load: EngineLoad = IDLE
+    """As it was at the report before."""
     up: bool = False
     """Whether the machine knows of it. Before, its loss is for those to hear who wait for it."""
     holds: int = 0
@@ -103,14 +106,16 @@ class RolloutFleet:
 
     async def abort(self, command: Abort) -> None:
         """End a trajectory without a result."""
-        await self.take_back(command.instance, (command.group, command.sample))
+        await self.take_back(command.instance, (command.group, command.sample), command.attempt)
         self._post(Aborted(command.id))
 
-    async def take_back(self, name: str, key: TrajectoryKey) -> None:
-        """End a training trajectory on an instance, if it is there."""
+    async def take_back(self, name: str, key: TrajectoryKey, attempt: int | None = None) -> None:
+        """End one attempt of a training trajectory on an instance, or all, if it is there."""
         instance = self._instances[name]
-        await self._while_there(instance.seat.call("abort", *key))
-        instance.running.pop(key, None)
+        await self._while_there(instance.seat.call("abort", *key, "train", attempt))
+        command = instance.running.get(key)
+        if command is not None and attempt in (None, command.attempt):
+            del instance.running[key]
 
     def runs(self, name: str, key: TrajectoryKey) -> bool:
         """Whether the machine waits for the end of this trajectory from an instance."""
@@ -168,22 +173,21 @@ class RolloutFleet:
         """Ask every instance for its load now and then, for ever. One that no longer answers is found and lost by that."""
         while True:
             await asyncio.sleep(every_s)
-            await self._report(every_s)
+            await asyncio.gather(*(self._look_at(instance) for instance in self._instances.values() if instance.seat.filled))
 
-    async def _report(self, seconds: float) -> None:
-        await asyncio.gather(*(self._look_at(instance, seconds) for instance in self._instances.values() if instance.seat.filled))
-
-    async def _look_at(self, instance: Instance, seconds: float) -> None:
+    async def _look_at(self, instance: Instance) -> None:
         with contextlib.suppress(WorkerLost):  # its loss is an event of its own
             load: EngineLoad = await instance.seat.call("load_state")
-            speed = max(0, load.tokens - instance.tokens) / seconds
-            instance.tokens = load.tokens
-            self._post(InstanceReport(instance.seat.name, load.kv_used, speed, load.running, load.waiting))
+            tokens, steps = load.tokens - instance.load.tokens, load.steps - instance.load.steps
+            seconds = load.seconds - instance.load.seconds
+            instance.load = load
+            running, speed = (tokens / steps, tokens / seconds) if steps > 0 and seconds > 0 else (0.0, 0.0)
+            self._post(InstanceReport(instance.seat.name, load.kv_used, speed, running, load.waiting))
 
     async def _fill(self, name: str) -> InstanceInfo:
         instance = self._instances[name]
         await instance.seat.fill(lambda report: self._ended(name, report), lambda reason: self._lost(name, reason))
-        instance.tokens = 0
+        instance.load = IDLE
         info: InstanceInfo = await instance.seat.call("info")
         return info
 

@@ -73,6 +73,8 @@ class Settings:
     """Deadline of a dispatch and of a step; every other call has answer_timeout_s."""
     prompts: int | None = None
     """Prompts of the data order after which the data ends; None = epochs follow each other without end."""
+    reward_deadline_s_per_answer: float = 0.0
+    """Added to reward_deadline_s for each answer that is judged together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,9 @@ class Session:
         self._source = Source(task, lineage.resume, board, post, settings.prompts)
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
-        self._reward = RewardFleet(rewards, settings.reward_names, settings.reward_deadline_s, board, post)
+        self._reward = RewardFleet(
+            rewards, settings.reward_names, settings.reward_deadline_s, board, post, settings.reward_deadline_s_per_answer
+        )
         self._training = Training(
             self._trainer, board, settings.gap_warn, settings.train_timeout_s, post, self.recorder.updated, self.recorder.notice
         )

@@ -39,7 +39,8 @@ async def evaluate_alone(
     engines = [Seat(pool, spec, settings.answer_timeout_s) for spec in rollout]
     judges = [Seat(pool, spec, settings.answer_timeout_s) for spec in reward]
     fleet = RolloutFleet(engines, board, settings.sampling, settings.seed, lambda event: None)
-    rewards = RewardFleet(judges, settings.reward_names, settings.reward_deadline_s, board, lambda event: None)
+    deadline_s, per_answer_s = settings.reward_deadline_s, settings.reward_deadline_s_per_answer
+    rewards = RewardFleet(judges, settings.reward_names, deadline_s, board, lambda event: None, per_answer_s)
     evaluation = Evaluation(plan, fleet.submit, fleet.cancel, rewards.score)
     fleet.on_eval = evaluation.ended
     fleet.on_loss = evaluation.lost

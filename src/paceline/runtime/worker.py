@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Any
 
-from paceline.ports.pool import WorkerBody, WorkerSpec, make_body
+from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
 from paceline.runtime.frames import RemoteError, pack, receive
 
 PR_SET_PDEATHSIG = 1
@@ -46,17 +46,17 @@ def main(descriptor: int, cores: str) -> None:
 def _serve(connection: socket.socket, body: WorkerBody) -> None:
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
-    busy = True
+    patience: float | None = 0.0
+    """Seconds until the next tick; None = only after a call."""
     while True:
-        if not busy or waiting.poll(0):
+        if waiting.poll(None if patience is None else 1e3 * patience):
             message = receive(connection)
             if message is None:
                 return
             connection.sendall(_answer(body, *message))
-            busy = True
+            patience = 0.0
             continue
-        reports = body.tick()
-        busy = reports is not None
+        patience, reports = after(body.tick())
         if reports:
             connection.sendall(pack(("report", list(reports))))
 

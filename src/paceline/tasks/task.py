@@ -20,7 +20,7 @@ from paceline.tasks.rows import BadRow, Row
 from paceline.types.errors import DataError
 from paceline.types.records import Prompt
 
-_SOURCES = {"reasoning_gym": "paceline.tasks.gym", "file": "paceline.tasks.files"}
+_SOURCES = {"reasoning_gym": "paceline.tasks.gym", "file": "paceline.tasks.files", "synthetic": "paceline.tasks.synthetic"}
 """Modules with `rows(config)`; only the one in use is imported."""
 _SHOWN = 10
 
@@ -95,7 +95,7 @@ def load(
     row, column, reason), for a missing column or file, and when no row is left.
     """
     rows: Callable[[TaskConfig], Iterator[Row | BadRow]] = importlib.import_module(_SOURCES[config.kind]).rows
-    name = config.name if config.kind == "reasoning_gym" else Path(config.path).stem
+    name = {"reasoning_gym": config.name, "file": Path(config.path).stem, "synthetic": "synthetic"}[config.kind]
     reading = _Reading(config, tokenizer, max_prompt_tokens, name)
     for row in rows(config):
         if config.limit is not None and len(reading.prompts) == config.limit:

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from paceline.ports.pool import WorkerBody, WorkerSpec, make_body
+from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
 from paceline.types.errors import WorkerLost
 
 
@@ -60,25 +60,34 @@ class InlineWorker:
             asyncio.get_running_loop().call_soon(self._on_lost, f"{self.name}: {reason}")
 
     async def _serve(self) -> None:
-        busy = True
+        patience: float | None = 0.0
         while self._lost is None:
             try:
-                if not busy or not self._calls.empty():
-                    await self._answer(*await self._calls.get())
-                    busy = True
+                if (call := await self._next(patience)) is not None:
+                    await self._answer(*call)
+                    patience = 0.0
                     continue
-                reports = self.body.tick()
+                patience, reports = after(self.body.tick())
             except SystemExit as death:
                 self._end(f"exit code {death.code}", tell=True)
                 return
-            busy = reports is not None
             try:
-                for report in reports or ():
+                for report in reports:
                     self._on_report(pickle.loads(pickle.dumps(report)))
             except Exception as error:  # noqa: BLE001 - whatever cannot be handled: nobody would hear this worker again
                 self._end(f"what it sent could not be taken ({type(error).__name__}: {error})", tell=True)
                 return
             await asyncio.sleep(0)
+
+    async def _next(self, patience: float | None) -> tuple[asyncio.Future[Any], str, bytes] | None:
+        """The next call; None when none came within `patience` seconds (None = wait for ever)."""
+        if patience == 0 and self._calls.empty():
+            return None
+        try:
+            async with asyncio.timeout(patience or None):
+                return await self._calls.get()
+        except TimeoutError:
+            return None
 
     async def _answer(self, answer: asyncio.Future[Any], method: str, arguments: bytes) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.durable import whole
-from paceline.types.errors import CheckpointError, TrainerError
+from paceline.types.errors import CheckpointError, ModelError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Prompt, ScoredGroup, Trajectory
 from paceline.types.weights import WeightsRef
@@ -77,9 +77,8 @@ class FakeTrainer:
 
     def publish(self, version: int, location: str) -> WeightsRef:
         """Write a small file, complete or absent."""
-        content = json.dumps({"applied": self._state["applied"]}).encode()
-        _write(Path(location), content)
-        ref = WeightsRef(version=version, fingerprint=sha256(content).hexdigest())
+        _write(Path(location), json.dumps({"applied": self._state["applied"]}).encode())
+        ref = WeightsRef(version=version, fingerprint=read_weights(Path(location))[0])
         self._published = (ref, self._state["applied"])
         return ref
 
@@ -93,7 +92,7 @@ class FakeTrainer:
         ref, at = self._published or (WeightsRef(version=0), 0)
         if at != applied:
             raise TrainerError(f"probe after an update moved the weights of version {ref.version}: ask right after publish")
-        return ProbeReport(ref.version, ref.fingerprint, tuple(-1.0 - ((token * 31 + applied) % 7) for token in ids[1:]))
+        return ProbeReport(ref.version, ref.fingerprint, probe_logprobs(applied, ids))
 
     def export(self, directory: str) -> None:
         """Write the state as the directory's only file."""
@@ -113,6 +112,20 @@ class FakeTrainer:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: missing or damaged ({error})") from error
         self._pending, self._published = [], None
+
+
+def read_weights(location: Path) -> tuple[str, int]:
+    """Fingerprint of what a fake trainer published, and the one weight in it: the number of updates applied. ModelError if unreadable."""
+    try:
+        content = location.read_bytes()
+        return sha256(content).hexdigest(), int(json.loads(content)["applied"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{location}: no weights of a fake trainer ({error})") from error
+
+
+def probe_logprobs(applied: int, ids: Sequence[int]) -> tuple[float, ...]:
+    """What a model of these weights makes of fixed tokens, [n - 1]."""
+    return tuple(-1.0 - ((token * 31 + applied) % 7) for token in ids[1:])
 
 
 def scored_group(

@@ -1,0 +1,171 @@
+"""What does pipelining gain? Serial, fifo, frontiers and `auto` on one core for rollout and one for training, at three balances.
+
+Real model, real processes, real prompts; lengths are long-tailed and the same in every schedule (benchmarks/lengths.py). Only the engine's
+slots differ between the balances: the fewer sequences decode together, the longer rollout takes beside the same training. Two serial runs
+say how many slots that takes here (benchmarks/balance.py). A round's window is the run's own `rollout_to_train_end_seconds`: publish,
+checkpoint and evaluation lie outside. The first round of every run is warm-up (`auto` has measured nothing before it): shown, not counted.
+
+Schedules take turns, the whole sequence again in every repeat. Each finished run is a line of RUNS/cells.jsonl, and a run that has its line
+is not run again, so the script can be interrupted. Usage:
+
+    python benchmarks/schedules.py                                        all of it
+    python benchmarks/schedules.py cell --slots 6 --schedule auto         one run, shown and kept
+    python benchmarks/schedules.py balance                                the slots of each balance on this machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from balance import Serial, chosen
+from cells import COUNTED, GROUP_SIZE, GROUPS_PER_ROUND, GROUPS_PER_UPDATE, LENGTHS, SCHEDULES, Cells, Key, Round
+from evidence import ROOT, measured
+
+BALANCES = {"1:2": 1 / 2, "1:1": 1.0, "2:1": 2.0}
+"""Rollout time over training time."""
+TRIED = (2, 24)
+"""Slots of the two serial runs that the balances follow from."""
+REPEATS = 2
+DEFAULTS, SHARE, CHANGE = ("fifo", "auto"), 0.85, -0.42
+"""Targets: with each of these, at least this share of the best possible at every balance, and this change of the window at 1:1."""
+
+
+def slots_of_balances(cells: Cells) -> dict[str, int]:
+    """Slots that bring this machine to each balance, from two serial runs."""
+    few, many = (_serial(cells, slots) for slots in TRIED)
+    return chosen(BALANCES, few, many)
+
+
+def _serial(cells: Cells, slots: int) -> Serial:
+    key = Key(slots, "serial")
+    cells.run(key)
+    first = Round(**cells.done[key]["rounds"][1])
+    groups = range(GROUPS_PER_ROUND, 2 * GROUPS_PER_ROUND)
+    return Serial(slots, [LENGTHS.of(group, sample) for group in groups for sample in range(GROUP_SIZE)], first.rollout, first.train)
+
+
+def compared(slots: int) -> list[str]:
+    """Schedules that differ at so many slots: a frontier of at least the slots never binds where single samples refill it."""
+    return [name for name in SCHEDULES if not (name.endswith(" sample") and SCHEDULES[name]["frontier"] * GROUP_SIZE >= slots)]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, quartiles and single values."""
+
+    median: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of at least one value."""
+        found = tuple(round(value, 4) for value in values)
+        low, _, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else (found[0],) * 3
+        return cls(round(statistics.median(found), 4), round(low, 4), round(high, 4), found)
+
+
+def balance_figures(cells: Cells, slots: int, repeats: int) -> dict[str, Any]:
+    """Every schedule at one balance: ratios are taken round by round, between rounds of the same prompts and lengths."""
+    runs = {name: [cells.done[Key(slots, name, repeat)] for repeat in range(repeats)] for name in compared(slots)}
+    each = {name: [Round(**one) for run in found for one in run["rounds"][1:]] for name, found in runs.items()}
+    serial = each["serial"]
+    best = statistics.median(max(one.rollout, one.train) / (one.rollout + one.train) for one in serial)
+    told = {name: _figures(found, serial, each["fifo"], best) for name, found in each.items()}
+    fixed = [name for name in each if name == "fifo" or name.startswith("F=")]
+    winner = min(fixed, key=lambda name: told[name]["to_serial"]["median"])
+    return {
+        "slots": slots,
+        "rollout_to_training": round(statistics.median(one.rollout / one.train for one in serial), 3),
+        "best_possible_change": round(best - 1, 3),
+        "schedules": told,
+        "same_as_fifo": [name for name in SCHEDULES if name not in each],
+        "best_fixed": winner,
+        "auto_to_best_fixed": asdict(Spread.of(_ratios(each["auto"], each[winner]))),
+        "loses_to_fifo": [name for name in fixed if told[name]["to_fifo"]["low"] > 1],
+        "warm_up_windows": {name: [round(run["rounds"][0]["window"], 2) for run in found] for name, found in runs.items()},
+        "frontiers_of_auto": [run["frontiers"] for run in runs["auto"]],
+    }
+
+
+def _figures(found: Sequence[Round], serial: Sequence[Round], fifo: Sequence[Round], best: float) -> dict[str, Any]:
+    ratio = Spread.of(_ratios(found, serial))
+    return {
+        "window_seconds": asdict(Spread.of(one.window for one in found)),
+        "to_serial": asdict(ratio),
+        "to_fifo": asdict(Spread.of(_ratios(found, fifo))),
+        "share_of_best_reached": round((1 - ratio.median) / (1 - best), 3),
+        "waiting_before_first_dispatch": asdict(Spread.of(one.waiting_first for one in found)),
+        "waiting_all": asdict(Spread.of(one.waiting_all for one in found)),
+        "rollout_seconds_to_serial": asdict(Spread.of(a.rollout / b.rollout for a, b in zip(found, serial, strict=True))),
+        "train_seconds_to_serial": asdict(Spread.of(a.train / b.train for a, b in zip(found, serial, strict=True))),
+    }
+
+
+def _ratios(a: Sequence[Round], b: Sequence[Round]) -> list[float]:
+    return [x.window / y.window for x, y in zip(a, b, strict=True)]
+
+
+def verdicts(balances: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """Whether the targets are met."""
+    met = {}
+    for balance, found in balances.items():
+        for name in DEFAULTS:
+            met[f"{balance}, {name}: at least {SHARE:.0%} of the best possible"] = (
+                found["schedules"][name]["share_of_best_reached"] >= SHARE
+            )
+        met[f"{balance}: auto within 3 % of the best fixed frontier"] = found["auto_to_best_fixed"]["median"] <= 1.03
+    for name in DEFAULTS:
+        met[f"1:1, {name}: {CHANGE:.0%} or better"] = balances["1:1"]["schedules"][name]["to_serial"]["median"] - 1 <= CHANGE
+    return met
+
+
+def whole(cells: Cells, repeats: int) -> None:
+    """Run what has not run yet, then write the evidence."""
+    with measured("schedules", repeats=repeats) as found:
+        slots = slots_of_balances(cells)
+        keys = [Key(slots[name], schedule, r) for r in range(repeats) for name in slots for schedule in compared(slots[name])]
+        for key in keys:
+            cells.run(key)
+        found["setup"] = {
+            "groups_per_round": GROUPS_PER_ROUND,
+            "groups_per_update": GROUPS_PER_UPDATE,
+            "group_size": GROUP_SIZE,
+            "lengths": asdict(LENGTHS),
+            "counted_rounds": COUNTED * repeats,
+        }
+        found["balances"] = {balance: balance_figures(cells, slots[balance], repeats) for balance in BALANCES}
+        found["targets"] = verdicts(found["balances"])
+        loads = [cells.done[key]["other_load"] for key in keys]
+        found["other_load"] = {kind: max((load[kind] for load in loads if load[kind] is not None), default=None) for kind in loads[0]}
+        found["seconds"] = round(sum(cells.done[key]["seconds"] for key in keys))
+    print(json.dumps({name: found[name] for name in ("targets", "other_load", "seconds")}, indent=1))
+
+
+def main() -> None:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("whole", "cell", "balance"), default="whole")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evidence-schedules")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--slots", type=int, default=TRIED[0], help="cell: sequences that decode together")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="serial", help="cell: which")
+    arguments = parser.parse_args()
+    cells = Cells(arguments.runs)
+    if arguments.what == "cell":
+        cells.run(Key(arguments.slots, arguments.schedule))
+    elif arguments.what == "balance":
+        print(slots_of_balances(cells))
+    else:
+        whole(cells, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
