@@ -321,3 +321,21 @@ def test_a_long_run_is_accounted_for_in_seconds() -> None:
     assert time.process_time() - began < 10
     assert fold.total.trajectories == 2000 * SIZE
     assert len(rows) == 2 * 2000 // 4
+
+
+@pytest.mark.parametrize("choice", ["retry", "drop"])
+def test_overstale_groups_are_counted_whether_they_are_generated_anew_or_dropped(choice: str) -> None:
+    s = schedule("streaming", u=2, upp=1, group_size=2, staleness=0, overstale=choice, at_publish="keep", total_updates=6, no_signal="drop")
+    world = World(FLEET[:1], lengths=Lengths("long_tail", 100, 2000), no_signal=0.2, seed=3)
+    trace = simulate(s, world)
+    assert not trace.violations
+    fold, _ = account(s, Resume(), trace.records)
+    stale = [r for r in trace.commands if isinstance(r, c.Terminal) and r.why.startswith("stale")]
+    scored = [r.group for r in trace.commands if isinstance(r, c.Materialize)]
+    anew = len(scored) - len(set(scored))
+    assert fold.total.overstale > 0
+    if choice == "drop":
+        assert (fold.total.overstale, anew) == (len(stale), 0)
+    else:
+        assert not stale
+        assert 0 < anew <= fold.total.overstale, "some wait to be generated anew when the run ends"

@@ -222,3 +222,24 @@ def test_a_second_notice_of_the_same_loss_means_nothing() -> None:
     s.lost("a")
     assert s.lost("a") == []
     assert s.feed(e.InstanceReport("a", 1, 10.0, 1, 0)) == []
+
+
+def test_a_full_instance_takes_nothing_more_until_it_has_cooled_or_run_empty() -> None:
+    s = multi(u=4, d=1, version_window=1)
+    s.begin("a", "b", slots=3, kv_tokens=100)  # no KV export: nothing can be moved away
+    s.prompts()  # groups 0 and 2 on a, 1 and 3 on b
+    assert s.feed(e.InstanceReport("a", 95, 10.0, 2, 0)) == []
+    assert s.feed(e.InstanceReport("a", 96, 10.0, 2, 0)) == []
+    assert admitted(s.fail(2)) == [(2, 0, 1, "b", 0)]  # not on a, which has more room
+    s.fail(1)
+    assert s.admit(1, 0).instance == "b"
+    assert s.fail(0)[0].instance == "a", "a has nothing left to hold memory: it takes work again"
+
+
+def test_an_instance_that_cooled_takes_the_work_that_waited() -> None:
+    s = multi(u=4, d=1, version_window=1, high_kv_use=0.5)
+    s.begin("a", slots=4, kv_tokens=100)
+    s.prompts()
+    s.feed(e.InstanceReport("a", 51, 10.0, 4, 0))
+    assert admitted(s.fail(0)) == []
+    assert admitted(s.feed(e.InstanceReport("a", 50, 10.0, 3, 0))) == [(0, 0, 1, "a", 0)]

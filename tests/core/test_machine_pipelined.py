@@ -130,3 +130,95 @@ def test_a_failure_stops_the_run_with_a_checkpoint_when_the_policy_says_so() -> 
     (stop,) = s.saved()
     assert not stop.ok
     assert "group 0 sample 0 failed 2 times" in stop.reason
+
+
+def test_a_group_larger_than_all_slots_runs_in_waves_and_the_next_group_starts_after_it() -> None:
+    s = Script(schedule("pipelined", u=1, r=2, group_size=5, frontier=1, refill="group"))
+    s.begin(slots=2)
+    assert admitted(s.prompts()) == [(0, 0, 0, "a", 0), (0, 1, 0, "a", 0)]
+    assert admitted(s.finish(0, 1)) == [(0, 2, 0, "a", 0)]
+    assert admitted(s.finish(0, 0)) == [(0, 3, 0, "a", 0)]
+    assert admitted(s.finish(0, 3)) == [(0, 4, 0, "a", 0)]
+    assert s.finish(0, 2) == []  # strict: group 0 is not complete, so a slot stays free
+    out = s.finish(0, 4)
+    assert kinds(out) == ["Materialize", "Admit", "Admit"]
+    assert admitted(out) == [(1, 0, 0, "a", 0), (1, 1, 0, "a", 0)]
+
+
+def test_a_group_whose_verifier_is_slow_frees_its_place_in_the_frontier_and_the_others_train() -> None:
+    s = Script(
+        schedule("pipelined", u=1, r=4, group_size=1, frontier=2, refill="group", total_updates=8, deadlines=(("materialize", 5.0),))
+    )
+    s.begin()
+    s.prompts()
+    assert admitted(s.finish(0)) == [(2, 0, 0, "a", 0)]  # it is judged for long from here on
+    assert admitted(s.finish(1)) == [(3, 0, 0, "a", 0)]
+    for group in (1, 2, 3):
+        if group > 1:
+            s.finish(group)
+        assert s.reward(group)[0].groups == (group,)
+        assert "Publish" not in kinds(s.updated())
+    assert s.feed(e.Timer(), 6.0)[0].message == "materialize: rewards has owed group 0 for 6.0 s"
+    assert s.reward(0)[0].groups == (0,)
+    assert kinds(s.updated()) == ["Terminal", "Publish", "RequestPrompts"]
+
+
+def test_a_filtered_group_is_refilled_within_its_round_and_dispatches_do_not_wait_for_it() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=1, no_signal="refill"))
+    s.begin()
+    s.prompts()
+    out = s.serve(0, signal=False)
+    assert kinds(out) == ["Terminal", "RequestPrompts"]
+    assert s.serve(1)[0].groups == (1,)
+    s.consumed()
+    s.prompts()
+    out = s.serve(2)
+    assert (out[0].groups, out[0].step, out[0].update_groups) == ((2,), True, (1, 2))
+
+
+def test_a_round_whose_kept_groups_are_no_multiple_of_u_ends_in_a_short_update_and_loses_nothing() -> None:
+    s = Script(schedule("pipelined", u=2, r=4, d=2, group_size=1, no_signal="drop"))
+    s.begin()
+    s.prompts()
+    s.serve(3)
+    assert s.serve(0)[0].update_groups == (3, 0)
+    s.serve(1, signal=False)
+    s.updated()
+    out = s.serve(2)
+    assert (out[0].groups, out[0].step, out[0].update, out[0].update_groups) == ((2,), True, 2, (2,))
+    assert kinds(s.updated()) == ["Terminal", "Publish", "RequestPrompts"]
+    assert [(x.group, x.state) for x in s.of(c.Terminal)] == [(1, "filtered"), (3, "trained"), (0, "trained"), (2, "trained")]
+
+
+def test_a_checkpoint_and_an_evaluation_that_fall_due_within_a_round_come_at_its_publish() -> None:
+    s = Script(schedule("pipelined", u=1, r=3, group_size=1, total_updates=9, checkpoint_every=2, evaluate_every=2))
+    s.begin()
+    s.evaluated()
+    s.prompts()
+    for group in (0, 1):
+        s.serve(group)
+        assert kinds(s.updated()) == ["Terminal"], "update 2 is due for both, and the version of the round is not finished"
+    s.serve(2)
+    assert kinds(s.updated()) == ["Terminal", "Publish", "RequestPrompts"]
+    assert [(x.update, x.version, x.pending) for x in s.published() if isinstance(x, c.Checkpoint)] == [(3, 1, ())]
+    s.prompts()
+    assert s.live()[0] == c.Evaluate(s.last(c.Evaluate).id, 1, 3)
+    assert admitted(s.evaluated()) == [(g, 0, 0, "a", 1) for g in (3, 4, 5)]
+
+
+def test_a_run_left_within_a_round_publishes_what_it_had_and_takes_the_rest_of_the_round_first() -> None:
+    plan = schedule("pipelined", u=1, r=3, group_size=1, total_updates=6)
+    s = Script(plan)
+    s.begin()
+    s.prompts()
+    s.serve(1)
+    s.finish(0)
+    s.feed(e.StopRequested("checkpoint", "asked to"))
+    out = s.updated()
+    assert out[1:] == [c.Checkpoint(out[1].id, 1, 1, (0, 2), 3)]
+    t = Script(plan, out[1].resume)
+    assert t.feed(e.Started()) == [c.Publish(1, 1, 1), c.RequestPrompts(2, 1)]
+    t.up()
+    t.published()
+    assert admitted(t.live()) == [(0, 0, 0, "a", 1), (2, 0, 0, "a", 1)]
+    assert admitted(t.prompts()) == [(3, 0, 0, "a", 1)]

@@ -64,16 +64,14 @@ def _served(load: Load, groups: Lengths, frontier: int, thin: int) -> Iterator[f
 
     All trajectories take their steps together: one that joins at step k with t tokens to go ends at step k + t.
     """
-    groups_open = max(1, frontier // thin) if load.by_group else len(groups)
+    together = max(1, frontier // thin) if load.by_group else len(groups)
     most = max(1, min(frontier * load.group_size, load.slots) // thin)
     waiting = deque((index, tokens) for index, group in enumerate(groups) for tokens in group)
     left = [len(group) for group in groups]
     ends: list[tuple[int, int]] = []
     step, now, done = 0, 0.0, 0
     while waiting or ends:
-        while waiting and len(ends) < most and waiting[0][0] < done + groups_open:
-            index, tokens = waiting.popleft()
-            heappush(ends, (step + tokens, index))
+        _fill(waiting, ends, step, most, done + together)
         running = len(ends)
         end, index = heappop(ends)
         now += (end - step) * load.decode.step(running * thin / load.instances, 0.0)
@@ -82,6 +80,13 @@ def _served(load: Load, groups: Lengths, frontier: int, thin: int) -> Iterator[f
         if not left[index]:
             done += 1
             yield now
+
+
+def _fill(waiting: deque[tuple[int, int]], ends: list[tuple[int, int]], step: int, most: int, before: int) -> None:
+    """Start what waits, up to `most` trajectories and of groups `before` that one only."""
+    while waiting and len(ends) < most and waiting[0][0] < before:
+        index, tokens = waiting.popleft()
+        heappush(ends, (step + tokens, index))
 
 
 def candidates(load: Load) -> list[int]:

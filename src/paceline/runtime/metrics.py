@@ -47,6 +47,7 @@ def time_metrics(row: Row) -> dict[str, float]:
         "staleness_updates/mean": mean(tally.staleness_updates),
         "verifier_errors": tally.failed_rewards,
         "groups/filtered": tally.filtered,
+        "groups/overstale": tally.overstale,
         "groups/failed": tally.failed,
         "attempts/failed": tally.failed_attempts,
     }

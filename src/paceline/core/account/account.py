@@ -63,7 +63,9 @@ class Account:
         row = None
         if (note := _NOTES.get(type(record))) is not None:
             row = note(self, record)
+        before = self.scene.overstale
         self.scene.take(record)
+        self._count("overstale", self.scene.overstale - before)
         return row
 
     def _pass(self, seconds: float) -> None:

@@ -84,6 +84,8 @@ class Scene:
         self.newest = -1
         self.versions = 0
         """Versions published and not retired."""
+        self.overstale = 0
+        """Trainable groups that got older than the bound, so far."""
         self.data_ended = False
         self.stopping = False
 
@@ -144,7 +146,8 @@ class Scene:
 
     def _materialized(self, event: e.GroupMaterialized) -> None:
         known = self.open[c.Materialize].pop(event.command, None)
-        if known is not None and (group := self.groups.get(event.group)) is not None:
+        kept = not event.drop and (event.signal or self.schedule.no_signal == "keep")
+        if known is not None and kept and (group := self.groups.get(event.group)) is not None:
             self._move(group, READY)
             self._return_overstale()
 
@@ -155,6 +158,7 @@ class Scene:
             return
         for group in self.groups.values():
             if group.state == READY and self.newest - group.low > s.staleness:
+                self.overstale += 1
                 self._restart(group)
 
     def _restart(self, group: Group) -> None:

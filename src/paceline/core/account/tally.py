@@ -54,6 +54,8 @@ class Tally:
     """Tokens that those moves had to prefill."""
     filtered: int = 0
     """Groups that ended without training because the filter or the bound said so."""
+    overstale: int = 0
+    """Trainable groups that got older than the bound: generated anew, or filtered, as the schedule says."""
     failed: int = 0
     """Groups that were given up."""
     failed_attempts: int = 0
