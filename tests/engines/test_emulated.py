@@ -10,6 +10,7 @@ import pytest
 from paceline.core.costs import DecodeCost, LinearCost
 from paceline.engines.emulated import EmulatedEngine, EngineCosts, Lengths
 from paceline.ports.rollout import Failure
+from paceline.runtime.bodies import PausingBody
 from paceline.types.errors import EngineError
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import WeightsRef
@@ -114,6 +115,17 @@ def test_lengths_have_the_mean_and_deviation_asked_for_or_those_of_the_trace() -
     place = Place(trace=(17,))
     place.engine.submit([ask(0), ask(1, most=5)])
     assert {(len(t.ids), t.finish) for _, t in place.run()} == {(17, "eos"), (5, "length")}
+
+
+def test_steps_and_their_seconds_are_counted_and_neither_prompts_nor_idle_time() -> None:
+    place = Place(prefill=0.5, decode=DecodeCost(1.0, 0.5), trace=(40,))
+    for start in (0.0, 1000.0):
+        place.now = start
+        place.engine.submit([ask(group) for group in range(4)])
+        place.run()
+    load = place.engine.load_state()
+    assert (load.tokens, load.steps, load.seconds) == (320, 80, pytest.approx(80 * 3.0))
+    assert PausingBody(place.engine).call("load_state") == load
 
 
 def test_a_prompt_is_read_once_for_the_samples_that_run_together_and_nothing_decodes_meanwhile() -> None:

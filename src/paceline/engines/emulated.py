@@ -109,7 +109,7 @@ class EmulatedEngine:
         """Until when everything has happened; ahead of the clock while a prompt is read."""
         self._places = Places(instance, versions_held)
         self._weights = {place: _Weights("", 0) for place in range(versions_held)}
-        self._tokens = 0
+        self._tokens, self._decoding = 0, 0.0
         self.prefilled = 0
         """Tokens that were read into a KV cache since the start, those read again included."""
         self.preempted = 0
@@ -141,7 +141,9 @@ class EmulatedEngine:
     def load_state(self) -> EngineLoad:
         """The load at the last call or step. What `step` has yet to return counts as waiting."""
         batch = self._batch
-        return EngineLoad(batch.own + batch.shared, len(batch), len(self._waiting) + len(self._ended), self._tokens)
+        return EngineLoad(
+            batch.own + batch.shared, len(batch), len(self._waiting) + len(self._ended), self._tokens, batch.count, self._decoding
+        )
 
     def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
         """Forget a trajectory of this purpose, one attempt of it or all, running or waiting."""
@@ -233,7 +235,9 @@ class EmulatedEngine:
             self._at = max(self._at, now)
 
     def _advance(self, steps: int) -> None:
-        self._at += self._span(steps)
+        seconds = self._span(steps)
+        self._at += seconds
+        self._decoding += seconds
         self._tokens += self._batch.advance(steps)
 
     def _span(self, steps: int) -> float:

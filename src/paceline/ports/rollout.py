@@ -34,7 +34,7 @@ class EngineLoad:
     waiting: int
     tokens: int
     steps: int = 0
-    """Steps that sampled tokens, since the start. Counted by the worker, not by the engine, like their seconds."""
+    """Steps that sampled tokens, since the start. Counted by the worker, like their seconds, unless the engine takes many per `step`."""
     seconds: float = 0.0
     """What these steps took."""
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from paceline.ports.pool import Nap
-from paceline.ports.rollout import Cancels, Engine, Failure, HoldsWeights, MovesState, Unfinished
+from paceline.ports.rollout import Cancels, Engine, EngineLoad, Failure, HoldsWeights, MovesState, Unfinished
 from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.progress import ProbeReport
 from paceline.types.records import Trajectory
@@ -39,9 +39,12 @@ class RolloutBody:
         if method == "serve":
             return self._serve(*arguments)
         if method == "load_state":
-            return replace(self._engine.load_state(), steps=self._steps, seconds=self._seconds)
+            return self._load_state()
         assert method in self.METHODS, f"a rollout worker has no method {method}"
         return getattr(self._engine, method)(*arguments)
+
+    def _load_state(self) -> EngineLoad:
+        return replace(self._engine.load_state(), steps=self._steps, seconds=self._seconds)
 
     def _serve(
         self, ref: WeightsRef, location: str, unfinished: Unfinished, replaces: int | None, probe_ids: Sequence[int]
@@ -77,6 +80,10 @@ class PausingBody(RolloutBody):
     def __init__(self, engine: PausingEngine) -> None:
         super().__init__(engine)
         self._pause = engine.pause
+
+    def _load_state(self) -> EngineLoad:
+        """Between two looks such an engine takes many steps, which it counts itself."""
+        return self._engine.load_state()
 
     def tick(self) -> Nap | Sequence[Trajectory | Failure] | None:
         """What ended since, and when to ask again."""
