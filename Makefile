@@ -40,9 +40,10 @@ imports: install
 
 tests: install
 	$(BIN)/python -m pytest --cov --cov-report=term --durations=15
+	$(BIN)/coverage report --include='src/paceline/core/*' --fail-under=100
 
-test-core: install ## the pure core and its simulator
-	$(BIN)/python -m pytest tests/core tests/sim
+test-core: install ## the pure core and its simulator, every branch
+	$(BIN)/python -m pytest tests/core tests/sim --cov=paceline.core --cov-report=term-missing --cov-fail-under=100
 
 test-unit: install ## everything without the real model
 	$(BIN)/python -m pytest -m 'not slow'

@@ -13,6 +13,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.codec import SCHEMA, decode, dumps, encode, loads
 from paceline.types.errors import RecordError
+from paceline.types.weights import InstanceInfo
 
 KINDS = get_args(e.Event) + get_args(c.Command)
 
@@ -67,6 +68,7 @@ def test_a_field_too_many_or_too_few_is_refused(record, name, value):
         ({"group": True}, "Admit.group: expected int"),
         ({"group": 3.0}, "Admit.group: expected int"),
         ({"instance": 3}, "Admit.instance: expected str"),
+        ({"version": [4]}, "Admit.version: expected int"),
     ],
 )
 def test_a_record_of_another_schema_kind_or_type_is_refused(change, message):
@@ -81,6 +83,10 @@ def test_a_word_that_is_not_in_the_vocabulary_is_refused():
         decode(encode(c.Terminal(1, 2, "trained")) | {"state": "lost"})
     with pytest.raises(RecordError, match="expected int or expected NoneType"):
         decode(encode(c.LoadWeights(1, "i0", 2)) | {"replaces": "1"})
+    with pytest.raises(RecordError, match="tokens_per_second: expected a number, got 'fast'"):
+        decode(encode(e.InstanceReport("i0", 0, 1.5, 1, 0)) | {"tokens_per_second": "fast"})
+    with pytest.raises(RecordError, match="info: expected an object, got 'i0'"):
+        decode(encode(e.InstanceUp(InstanceInfo("i0", 8))) | {"info": "i0"})
     with pytest.raises(RecordError, match="expected a list of 2"):
         decode(encode(e.Migrated(1, ((1, 2),))) | {"moved": [[1, 2, 3]]})
 

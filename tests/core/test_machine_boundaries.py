@@ -229,14 +229,17 @@ def test_the_automatic_frontier_is_fifo_first_and_then_chosen_from_what_was_meas
         s.finish(group)
         s.reward(group)
     for _ in range(8):
-        s.now += 1.0  # slower than one group in flight is generated: 5 tokens at 45 ms
+        s.now += 0.3  # slower than one group in flight is generated: 5 tokens at 45 ms
         s.consumed()
         s.updated()
-    assert s.of(c.Note)[1].message.startswith("frontier of round 2: F = 1 from ")
+    assert s.of(c.Note)[1].message == (
+        "frontier of round 2: F = 2, 2.65 s by the lengths of the last 1 rounds (fifo 2.8 s), "
+        "steps 0.04 s + 0.005 s per sequence, training 0.3 s per group"
+    )
 
 
 def test_the_automatic_frontier_counts_the_optimizer_step_as_training() -> None:
-    for step, chosen in ((0.0, 8), (1.0, 1)):  # without it the trainer looks endlessly fast, with it slower than one group in flight
+    for step, chosen in ((0.0, 8), (0.3, 2)):  # without it the trainer looks endlessly fast, with it slower than two groups in flight
         s = Script(schedule("pipelined", u=1, d=1, r=8, group_size=1, total_updates=16, frontier="auto", no_signal="keep"))
         s.begin("a", slots=8)
         s.prompts()
@@ -249,7 +252,7 @@ def test_the_automatic_frontier_counts_the_optimizer_step_as_training() -> None:
             s.consumed()
             s.now += step
             s.updated()
-        assert s.of(c.Note)[1].message.startswith(f"frontier of round 2: F = {chosen} from "), step
+        assert s.of(c.Note)[1].message.startswith(f"frontier of round 2: F = {chosen}, "), step
 
 
 def test_an_instance_that_comes_up_again_without_a_loss_has_lost_its_work() -> None:
@@ -280,3 +283,13 @@ def test_aborts_and_loads_of_a_lost_instance_are_waited_for_no_longer() -> None:
     s.up("b")
     s.lost("b")
     assert {w.kind for w in s.machine.waits(0.0)} == {"instances", "groups"}
+
+
+def test_a_run_that_is_asked_to_stop_again_leaves_as_it_was_asked_first() -> None:
+    s = Script(schedule("serial", u=2, group_size=1))
+    s.begin()
+    s.prompts()
+    assert kinds(s.feed(e.StopRequested("checkpoint", "first"))) == ["Checkpoint"]
+    assert s.feed(e.StopRequested("checkpoint", "second")) == []
+    (stop,) = s.saved()
+    assert (stop.reason, stop.ok) == ("first", True)

@@ -190,3 +190,35 @@ def test_the_timer_rebalances_at_its_period() -> None:
     assert s.feed(e.Timer(), 9.0) == []
     assert s.feed(e.Timer(), 10.0) == []
     assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
+
+
+def test_a_move_that_is_answered_twice_moves_once() -> None:
+    s, move = moving()
+    assert kinds(s.feed(e.Migrated(move.id, ((2, 0),)))) == ["LoadWeights"]
+    assert s.feed(e.Migrated(move.id, ((2, 0),))) == []
+    assert s.feed(e.CommandFailed(move.id, "late")) == []
+
+
+def test_a_move_whose_target_is_gone_leaves_its_trajectory_where_it_was() -> None:
+    s, move = moving()
+    s.lost("b")
+    assert s.feed(e.CommandFailed(move.id, "b is gone")) == []
+    assert kinds(s.finish(2)) == ["Materialize"]
+
+
+def test_an_attempt_that_is_being_aborted_where_it_arrived_is_waited_for_no_longer_when_that_instance_is_lost_too() -> None:
+    s, move = moving()
+    s.lost("a")
+    (abort,) = s.feed(e.Migrated(move.id, ((2, 0),)))
+    s.lost("b")
+    assert [w.kind for w in s.machine.waits(s.now)] == ["prompts", "groups", "instances"]
+    assert s.feed(e.Aborted(abort.id)) == []
+    s.up("c", slots=2)
+    assert sorted(admitted(s.live("c"))) == [(2, 0, 1, "c", 0), (3, 0, 1, "c", 0)]
+
+
+def test_a_second_notice_of_the_same_loss_means_nothing() -> None:
+    s, _ = moving()
+    s.lost("a")
+    assert s.lost("a") == []
+    assert s.feed(e.InstanceReport("a", 1, 10.0, 1, 0)) == []

@@ -180,3 +180,14 @@ def test_time_spent_is_no_failure_and_an_unknown_answer_is_ignored() -> None:
         e.DispatchConsumed(99),
     ):
         assert s.feed(event) == []
+
+
+def test_a_trainer_that_waits_for_prompts_says_so() -> None:
+    s = Script(schedule("streaming", u=2, group_size=1, staleness=1, buffer_groups=2, in_flight_groups=2))
+    s.begin()
+    s.prompts()
+    s.serve(0)
+    s.finish(1)
+    s.reward(1, drop=True)
+    assert kinds(s.feed(e.Timer(), 700.0))[-1] == "Warn"
+    assert s.last(c.Warn).message == "groups: the data source has owed the trainer more groups than the 1 that are trainable for 700.0 s"

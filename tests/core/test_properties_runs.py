@@ -11,7 +11,9 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.bound import Pace
 from paceline.core.codec import dumps, loads
+from paceline.core.machine import Machine
 from paceline.core.replay import audit, difference, replay
+from paceline.core.rules import Rules
 from paceline.core.schedule import Resume, Schedule
 from paceline.sim import cases
 from paceline.sim.driver import simulate
@@ -67,6 +69,8 @@ def test_a_run_can_be_audited_and_replayed_from_its_written_records(preset):
         events = [(now, r) for now, r in records if isinstance(r, e.Event)]
         assert difference(trace.commands, replay(schedule, Resume(), events)) is None
         assert audit(schedule, Resume(), records) == []
+        cut = len(records) // 2
+        assert audit(schedule, Resume(), records[:cut], whole=False) == [], "what a killed lineage leaves open is no violation"
 
     go()
 
@@ -87,6 +91,25 @@ def test_a_machine_whose_bound_is_too_loose_is_caught(preset, looser, rule, monk
         if rule in broken:
             return
     pytest.fail(f"violated were {broken} only")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_answer_that_comes_twice_means_nothing_the_second_time(preset):
+    fleet = (FakeInstance("i0", slots=3), FakeInstance("i1", speed=10.0, outages=((2.0, 4.0),)))
+    extra = {"staleness": 1, "buffer_groups": 4, "at_publish": "keep"} if preset == "streaming" else {}
+    extra |= {"version_window": 2} if preset == "multiversion" else {}
+    start = "all" if preset == "serial" else "dispatch"
+    schedule = Schedule(preset, 2, 4, 2, 1, 2, start, 6, evaluate_every=2, checkpoint_every=2, on_failure="drop_group", **extra)
+    trace = simulate(schedule, World(fleet, failure=0.3, reward_failure=0.2, prompts=60))
+    machine, rules = Machine(schedule), Rules(schedule)
+    for now, event in trace.events:
+        for record in (event, *machine.step(event, now)):
+            assert rules.feed(record, now) is None
+        if hasattr(event, "command"):
+            assert machine.step(event, now) == [], event
+            assert rules.feed(event, now) is None
+    assert {type(event) for _, event in trace.events} >= {e.TrajectoryFailed, e.CommandFailed, e.Evaluated, e.CheckpointDone}
+    assert rules.close() == []
 
 
 def test_a_difference_names_the_first_command_that_parts():

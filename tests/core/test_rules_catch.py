@@ -170,6 +170,16 @@ def insert(before, *records, at=0):
     return mutate
 
 
+def all_of(*mutations):
+    """Several alterations, in order."""
+
+    def mutate(story):
+        for each in mutations:
+            each(story)
+
+    return mutate
+
+
 def swap(first, second):
     """Exchange the first records of two kinds."""
 
@@ -209,7 +219,10 @@ BROKEN = [
     (1, "a group is terminal twice", "serial", insert(c.Publish, c.Terminal(40, 0, "trained"), at=1)),
     (1, "a consumed group is filtered", "serial", change(c.Terminal, state="filtered")),
     (1, "a group is trained before its update finished", "serial", swap(e.UpdateFinished, c.Terminal)),
-    (1, "a group is consumed twice", "streaming", change(c.Dispatch, 1, groups=(0,), update_groups=(0,))),
+    (1, "a terminal group is consumed", "streaming", change(c.Dispatch, 1, groups=(0,), update_groups=(0,))),
+    (1, "a group is consumed twice", "serial", insert(e.UpdateFinished, c.Dispatch(40, (0,), True, 2, (0,), (0,), (0,)))),
+    (1, "a trajectory of a consumed group is admitted", "serial", insert(e.UpdateFinished, c.Admit(40, 0, 0, 1, "i0", 0))),
+    (1, "a group is consumed while a checkpoint is written", "streaming", insert(c.Dispatch, c.Checkpoint(40, 1, 1, (1,), 2), at=1)),
     (1, "a group never becomes terminal", "serial", drop(c.Terminal)),
     (1, "a checkpoint forgets a group", "streaming", insert(c.LoadWeights, c.Checkpoint(40, 1, 1, (), 2), e.CheckpointDone(40, 1), at=1)),
     (1, "a checkpoint repeats a group", "serial", change(c.Checkpoint, pending=(1,))),
@@ -247,6 +260,24 @@ BROKEN = [
     (4, "a group is staler than the bound", "multiversion", insert(c.Dispatch, c.Publish(40, 2, 1), at=1)),
     (5, "work is admitted before the weights are live", "serial", drop(e.WeightsLive)),
     (5, "work is admitted under weights that the instance does not serve", "serial", change(c.Admit, version=1)),
+    (
+        5,
+        "weights go to an instance that is not there",
+        "serial",
+        all_of(change(c.LoadWeights, instance="i9"), change(e.WeightsLive, instance="i9")),
+    ),
+    (
+        5,
+        "work is admitted under weights that make way",
+        "multiversion",
+        insert(
+            c.Publish,
+            e.TrajectoryFailed(7, 1, 1, 0, "i0", "broken"),
+            c.LoadWeights(40, "i0", 1, replaces=0),
+            c.Admit(41, 1, 1, 1, "i0", 0),
+            at=2,
+        ),
+    ),
     (5, "work is admitted to an instance that is not there", "serial", change(c.Admit, instance="i9")),
     (
         5,
@@ -270,7 +301,7 @@ BROKEN = [
     (7, "a version brings nothing new", "serial", insert(c.Admit, c.Publish(40, 1, 0))),
     (7, "an unpublished version is loaded", "serial", change(c.LoadWeights, 1, version=2)),
     (7, "a version is loaded before it is stored", "serial", swap(e.Published, c.LoadWeights)),
-    (7, "a version that work needs is retired", "multiversion", insert(c.Dispatch, c.Retire(40, 0), at=1)),
+    (7, "a version that work needs is retired", "multiversion", insert(c.LoadWeights, c.Retire(40, 0), at=2)),
     (7, "the newest version is retired", "serial", change(c.Retire, version=1)),
     (7, "a version that an instance serves is retired", "streaming", insert(c.LoadWeights, c.Retire(40, 0), at=1)),
     (7, "other tensors arrive", "serial", change(e.WeightsLive, fingerprint="g0")),
@@ -374,6 +405,13 @@ def test_moves_and_aborts_past_their_deadline_must_be_named():
         assert late(schedule, (command, 1.0), (e.Timer(), 6.0), (e.Timer(), 7.0)) == [8]
 
 
+def test_a_trajectory_that_is_being_aborted_is_waited_for_through_its_abort():
+    abort, warn = c.Abort(9, 0, 0, 0, "i0", "its group failed"), c.Warn(50, "abort: instance i0 has owed the abort of group 0")
+    schedule = replace(SERIAL, deadlines=(("admit", 5.0), ("abort", 3.0)))
+    assert late(schedule, (abort, 4.0), (e.Timer(), 6.0), (e.Timer(), 7.0), (warn, 7.0), (e.Timer(), 8.0)) == []
+    assert late(schedule, (abort, 4.0), (e.Timer(), 7.0), (e.Timer(), 8.0)) == [8]
+
+
 def test_having_no_instance_past_its_deadline_must_be_named_too():
     schedule = replace(SERIAL, deadlines=(("instances", 5.0),))
     gone, back, timer = e.InstanceLost("i0", "gone"), up(), e.Timer()
@@ -385,11 +423,148 @@ def test_having_no_instance_past_its_deadline_must_be_named_too():
     assert late(schedule, (gone, 1.0), *again, (timer, 12.0), (timer, 12.5)) == [8]
 
 
+def test_the_trainers_wait_for_groups_must_be_named_with_one_of_them():
+    schedule, timer = replace(SERIAL, deadlines=(("groups", 5.0),)), e.Timer()
+    warn = c.Warn(50, "groups: rollout has owed the trainer groups [0, 1] for 6.0 s")
+    assert late(schedule, (timer, 4.0), (timer, 6.0), (warn, 6.0), (timer, 7.0)) == []
+    assert late(schedule, (timer, 6.0), (timer, 7.0)) == [8]
+    assert late(schedule, (timer, 6.0), (replace(warn, message="groups: they are late"), 6.0), (timer, 7.0)) == [8]
+    assert late(schedule, (timer, 6.0), (replace(warn, message="group 0 is late"), 6.0), (timer, 7.0)) == [8]
+    assert late(schedule, (timer, 6.0), (warn, 6.0), (timer, 11.5), (timer, 12.0)) == [8], "named again each time the deadline passes"
+    busy = ((c.Checkpoint(9, 0, 0, (0, 1), 2), 3.0), (timer, 6.0), (e.CheckpointDone(9, 0), 7.0))
+    assert late(schedule, *busy, (timer, 11.0), (timer, 12.0), (warn, 12.0), (timer, 13.0)) == []
+    assert late(schedule, *busy, (timer, 12.0), (timer, 13.0)) == [8], "it began anew when the trainer was free again"
+
+
+def test_a_resumed_run_waits_for_its_pending_groups_from_the_first_publish_on():
+    schedule = replace(SERIAL, total_updates=6, deadlines=(("groups", 5.0),))
+    for resume, found in ((Resume(4, 2, (3, 7), 9), [8]), (Resume(6, 2, (3, 7), 9), []), (Resume(4, 2, (), 9), [])):
+        rules = Rules(schedule, resume, only=(8,))
+        for record, now in [
+            *((e.Started(), 0.0), (c.Publish(1, 2, 4), 0.0), (up(), 0.0), (e.Published(1, 2, "f"), 3.0), (c.LoadWeights(2, "i0", 2), 3.0)),
+            *((e.Timer(), 7.0), (e.Timer(), 8.0), (e.Timer(), 9.0)),
+        ]:
+            rules.feed(record, now)
+        assert [v.rule for v in rules.found] == found
+
+
 def test_no_instance_is_a_wait_that_the_pool_owns():
     rules = Rules(SERIAL, only=(8,))
     for record in [e.Started(), c.Publish(1, 0, 0), e.Published(1, 0, "f0"), e.Timer(), e.Timer()]:
         rules.feed(record, 0.0)
     assert rules.found == []
+
+
+def test_a_dispatch_holds_at_most_d_groups_and_an_update_u():
+    assert [v.message for v in fold(replace(SERIAL, groups_per_dispatch=1), serial_story())] == ["2 groups in one dispatch, D = 1"]
+    assert [v.message for v in fold(replace(SERIAL, groups_per_update=1), serial_story())] == ["update 1 holds 2 groups, U = 1"]
+
+
+def test_a_scored_group_is_admitted_again_only_when_it_is_overstale_and_the_schedule_generates_those_anew():
+    """Group 1 is scored under version 0; version 2 is published while the bound is 1 version."""
+    story = streaming_story()[:22]
+    story += [done(6, 1, 0), done(7, 1, 1), c.Materialize(40, 1, (0, 1)), scored(40, 1)]
+    newer = [c.Publish(41, 2, 1), e.Published(41, 2, "f2")]
+    again = c.Admit(42, 1, 0, 1, "i0", 1)
+    retry = replace(STREAMING, overstale="retry")
+    assert fold(retry, [*story, *newer, again], only=(1,)) == []
+    for schedule, records in ((retry, [again]), (replace(STREAMING, overstale="drop"), [*newer, again])):
+        assert [v.message for v in fold(schedule, [*story, *records], only=(1,))] == [
+            "trajectory (1, 0) attempt 1 was admitted, but its next attempt is one of ()"
+        ]
+
+
+def test_an_update_may_be_short_only_when_nothing_can_join_it():
+    three = replace(SERIAL, groups_per_round=3, groups_per_update=3, groups_per_dispatch=3)
+    assert fold(three, serial_story()) == [], "the round has no third group"
+    asked = serial_story()
+    insert(c.Dispatch, c.RequestPrompts(40, 1))(asked)
+    assert [v.message for v in fold(three, asked) if v.rule == 2] == [
+        "update 1 stepped with 2 of 3 groups although prompts are still to arrive"
+    ]
+    two = replace(STREAMING, groups_per_update=2, groups_per_dispatch=2)
+    flowing, ended, fewer = streaming_story(), streaming_story(), streaming_story()
+    insert(c.Dispatch, e.DataEnded(40), at=1)(ended)
+    change(c.RequestPrompts, count=3)(fewer)
+    short = "update 1 stepped with 1 of 2 groups although groups [1] could still join"
+    last = "update 2 stepped with 1 of 2 groups although the data has not ended"
+    assert [v.message for v in fold(two, flowing) if v.rule == 2] == [short, last]
+    assert [v.message for v in fold(two, ended) if v.rule == 2] == [short]
+    assert [v.message for v in fold(two, fewer) if v.rule == 2] == [short], "fewer prompts than asked for mean the end of the data"
+
+
+def running(schedule, *tail, only=tuple(RULES)):
+    """The violations of an opening with two instances, group 0 of two samples admitted to the first, and then `tail`."""
+    second = (up("i1"), c.LoadWeights(30, "i1", 0), live(30, 0, "i1"))
+    rules = Rules(schedule, only=only)
+    for record in (*opening(2, *second), c.Admit(4, 0, 0, 0, "i0", 0), c.Admit(5, 0, 1, 0, "i0", 0), *tail):
+        rules.feed(record, 0.0)
+    return [v.message for v in rules.found]
+
+
+def test_a_parked_trajectory_goes_on_in_its_attempt_or_starts_anew_but_is_not_admitted_while_it_runs():
+    park = (c.Park(9, 0, 0, 0, "i0"), e.TrajectoryParked(9, 0, 0, 0, "i0", 3))
+    for attempt in (0, 1):
+        assert running(MULTIVERSION, *park, c.Admit(10, 0, 0, attempt, "i1", 0)) == []
+    twice = "trajectory (0, 0) attempt 2 was admitted, but its next attempt is one of (0, 1)"
+    assert running(MULTIVERSION, *park, c.Admit(10, 0, 0, 2, "i1", 0)) == [twice]
+    assert running(MULTIVERSION, park[0], c.Admit(10, 0, 0, 1, "i1", 0)) == [
+        "trajectory (0, 0) attempt 1 was admitted, but its next attempt is one of ()"
+    ]
+    assert running(MULTIVERSION, *park, park[1], done(4, 0, 0)) == [], "what it says once more, or late, means nothing"
+    over = (done(4, 0, 0), *park)
+    assert running(MULTIVERSION, *over, c.Admit(10, 0, 0, 1, "i1", 0)) != [], "it finished before it could be parked"
+
+
+def test_an_aborted_trajectory_starts_again_once_its_abort_is_answered():
+    retry = replace(STREAMING, overstale="retry")
+    abort = c.Abort(9, 0, 0, 0, "i0", "its state cannot be kept")
+    for answer in (e.Aborted(9), e.CommandFailed(9, "it does not run here")):
+        assert running(retry, abort, answer, answer, c.Admit(10, 0, 0, 1, "i0", 0)) == []
+    assert running(retry, abort, c.Admit(10, 0, 0, 1, "i0", 0)) != []
+    assert running(MULTIVERSION, abort) == ["trajectory (0, 0) was abandoned: its state cannot be kept"]
+
+
+def test_an_admission_that_could_not_be_performed_is_a_failed_attempt():
+    failed = e.CommandFailed(4, "no such group")
+    assert running(MULTIVERSION, failed, failed, c.Admit(10, 0, 0, 1, "i1", 0)) == []
+
+
+MOVE = c.Migrate(9, ((0, 0), (0, 1)), "i0", "i1", 0)
+
+
+def test_a_trajectory_that_moved_to_an_instance_lost_meanwhile_is_lost_with_it():
+    again = c.Admit(10, 0, 0, 1, "i0", 0)
+    moved = e.Migrated(9, ((0, 0),))
+    assert running(MULTIVERSION, MOVE, e.InstanceLost("i1", "gone"), moved, moved, again, done(5, 0, 1)) == []
+    assert running(MULTIVERSION, MOVE, up("i1"), moved, again, done(5, 0, 1)) == [], "it came up again under the same name"
+    stayed = "trajectory (0, 1) attempt 1 was admitted, but its next attempt is one of ()"
+    assert running(MULTIVERSION, MOVE, e.InstanceLost("i1", "gone"), moved, c.Admit(10, 0, 1, 1, "i0", 0)) == [stayed]
+
+
+def test_an_attempt_that_arrives_after_it_was_given_up_is_ended_and_nothing_of_it_is_abandoned():
+    ghost = (MOVE, e.InstanceLost("i0", "gone"), e.Migrated(9, ((0, 0),)), c.Abort(10, 0, 0, 0, "i1", "moved after it was given up"))
+    assert running(MULTIVERSION, *ghost, e.Aborted(10), c.Admit(11, 0, 0, 1, "i1", 0)) == []
+
+
+def test_a_failed_evaluation_is_over():
+    tail = (c.Evaluate(9, 0, 0), e.CommandFailed(9, "its reward raised"), c.LoadWeights(10, "i1", 0, replaces=0))
+    assert running(SERIAL, *tail, only=(3,)) == []
+    assert running(SERIAL, tail[0], tail[2], only=(3,)) == ["instance i1 changed to version 0 during an evaluation"]
+
+
+def test_a_move_means_the_attempt_that_ran_when_it_was_commanded():
+    """Its source is lost and comes back under the same name; the next attempt runs there when the move of the first one is answered."""
+    back = (up("i0"), c.LoadWeights(31, "i0", 0), live(31, 0), c.Admit(10, 0, 0, 1, "i0", 0))
+    tail = (MOVE, *back, e.Migrated(9, ((0, 0),)), e.InstanceLost("i1", "gone"))
+    assert running(MULTIVERSION, *tail, done(10, 0, 0, attempt=1)) == []
+    assert running(MULTIVERSION, *tail, c.Admit(11, 0, 0, 2, "i0", 0)) != [], "attempt 1 still runs on i0"
+
+
+def test_a_moved_trajectory_may_end_on_its_target_before_the_move_is_answered_and_after_the_target_was_lost():
+    ended = (done(4, 0, 0, name="i1"), done(5, 0, 1, name="i1"), e.Migrated(9, ((0, 0), (0, 1))), c.Materialize(10, 0, (0, 1)))
+    assert running(MULTIVERSION, MOVE, *ended) == []
+    assert running(MULTIVERSION, MOVE, e.InstanceLost("i1", "gone"), *ended) == []
 
 
 def test_survivors_train_only_under_the_policy_that_says_so():

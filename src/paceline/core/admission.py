@@ -55,22 +55,20 @@ class Admission:
         """Whether a sample of the group may get tokens of `version` here: room, and no staleness beyond the bound."""
         m = self._m
         newest = m.versions.newest
-        fresh = group.state == "fresh"
-        if fresh and instance.free < self._chunk:
-            return False
-        counted = newest if fresh else group.version
-        if version >= counted:
+        if group.state != "fresh":
+            # What a fleet serves never grows older, so a group that has started gets no token older than those it counts by.
+            assert version >= group.version, f"group {group.id} of version {group.version} would get tokens of {version}"
             return True
+        if instance.free < self._chunk:
+            return False
         if m.traits.paced:
-            return m.pace.fits(m.groups.counts, range(version, counted), newest, m.issued, m.given)
+            return m.pace.fits(m.groups.counts, range(version, newest), newest, m.issued, m.given)
         return newest - version <= m.schedule.staleness
 
     def _admit(self, group: Group, instance: Instance, version: int, lane: int) -> None:
         m = self._m
         if group.state == "fresh":
             m.groups.start(group, version, lane)
-        elif version < group.version:
-            m.groups.reversion(group, version)
         sample = group.samples[group.waiting.pop()]
         if group.waiting:
             m.groups.queue(group)

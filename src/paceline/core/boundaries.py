@@ -94,11 +94,17 @@ class Boundaries:
             self._admission.frontier = s.frontier
             return
         slots = sum(i.info.slots for i in m.fleet.instances.values())
-        load = self.meter.load(s.group_size, s.groups_per_round, s.groups_per_update, slots, len(m.fleet.instances))
         self.meter.new_round()
-        self._admission.frontier = None if load is None else choose(load)
-        chosen = "unlimited, nothing is measured yet" if load is None else f"F = {self._admission.frontier} from {load}"
-        m.out.tell(Note(m.out.next_id(), f"frontier of round {self._intake.rounds}: {chosen}"))
+        load = self.meter.load(s, slots, len(m.fleet.instances))
+        frontier, said = None, "unlimited, nothing is measured yet"
+        if load is not None:
+            frontier, seconds, fifo = choose(load)
+            cost = (
+                f"{load.decode.base:.3g} s + {load.decode.per_sequence:.3g} s per sequence, training {load.group_seconds:.3g} s per group"
+            )
+            said = f"F = {frontier}, {seconds:.3g} s by the lengths of the last {len(load.rounds)} rounds (fifo {fifo:.3g} s), steps {cost}"
+        self._admission.frontier = frontier
+        m.out.tell(Note(m.out.next_id(), f"frontier of round {self._intake.rounds}: {said}"))
 
     def published(self) -> None:
         """A version is available: is a checkpoint due here?"""

@@ -1,106 +1,158 @@
-"""The automatic frontier: how many groups to have in flight, from what the rounds before measured (docs/design/frontier.md)."""
+"""The automatic frontier: how many groups to have in flight, by going through the rounds before again (docs/design/frontier.md)."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from paceline.core.costs import DecodeCost
+from paceline.core.schedule import Schedule
+
+KEPT = 2
+"""Rounds remembered."""
+NEAR = 1.01
+"""Of the frontiers whose time is within this factor of the best, the largest is chosen."""
+FINER = 1.25
+"""Ratio of one frontier that is tried to the next."""
+MOST = 1024
+"""Trajectories that are gone through: of a larger round every so many groups stand for all."""
+SPREAD = 0.05
+"""A step's cost is fitted once the observed numbers of sequences deviate by this share of their mean."""
+LEAST = 0.05
+"""Share of the mean step that is taken to be its base at least: without one, a few sequences would look as fast as many."""
+
+Lengths = tuple[tuple[int, ...], ...]
+"""Sampled tokens of every trajectory of a round, by group, in order of submission."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one round looks like, measured. Lengths in tokens, times in seconds."""
+    """What the rounds before say of the next one. Lengths in tokens, times in seconds."""
 
     group_size: int
     groups_per_round: int
     groups_per_update: int
+    groups_per_dispatch: int
+    by_group: bool
+    """`refill = group`."""
     slots: int
     """Of all instances together."""
     instances: int
     decode: DecodeCost
-    context: float
-    """Mean context of a decoding sequence; 0 when the cost already contains it."""
-    mean_length: float
-    """m: mean sampled tokens per trajectory."""
-    mean_longest: float
-    """M: mean of the groups' longest."""
-    update_seconds: float
-    """Trainer time per update of U groups."""
+    """A step; what contexts cost lies in its share per sequence."""
+    group_seconds: float
+    """Trainer time per group."""
+    rounds: tuple[Lengths, ...]
 
 
-def rate(load: Load, frontier: int) -> float:
-    """r(F): groups per second with F groups in flight. n = min(F x group_size x m / M, slots) sequences run on average."""
-    running = min(frontier * load.group_size * load.mean_length / load.mean_longest, load.slots)
-    step = load.decode.step(running / load.instances, load.context)
-    return running / (load.group_size * load.mean_length * step)
+def round_seconds(load: Load, lengths: Lengths, frontier: int) -> float:
+    """From the start of a round with these lengths to the end of its training, F = `frontier`."""
+    thin = max(1, -(-len(lengths) * load.group_size // MOST))
+    ready = list(_served(load, lengths[::thin], frontier, thin))
+    dispatch = max(1, load.groups_per_dispatch // thin)
+    end = 0.0
+    for first in range(0, len(ready), dispatch):
+        batch = ready[first : first + dispatch]
+        end = max(end, batch[-1]) + len(batch) * thin * load.group_seconds
+    return end
 
 
-def choose(load: Load) -> int:
-    """The smallest F >= U with r(F) >= min(1.2 U / t_update, 0.95 r(R)), at most R: generation just outruns training."""
-    least, most = load.groups_per_update, load.groups_per_round
-    enough = 0.95 * rate(load, most)
-    if load.update_seconds > 0:
-        enough = min(enough, 1.2 * load.groups_per_update / load.update_seconds)
-    # r grows with F: steps take a + n b, so n / step(n) rises.
-    return least + bisect_left(range(least, most), enough, key=lambda frontier: rate(load, frontier))
+def _served(load: Load, groups: Lengths, frontier: int, thin: int) -> Iterator[float]:
+    """When each group is serving-complete, in that order. `thin`: groups that each of these stands for.
+
+    All trajectories take their steps together: one that joins at step k with t tokens to go ends at step k + t.
+    """
+    groups_open = max(1, frontier // thin) if load.by_group else len(groups)
+    most = max(1, min(frontier * load.group_size, load.slots) // thin)
+    waiting = deque((index, tokens) for index, group in enumerate(groups) for tokens in group)
+    left = [len(group) for group in groups]
+    ends: list[tuple[int, int]] = []
+    step, now, done = 0, 0.0, 0
+    while waiting or ends:
+        while waiting and len(ends) < most and waiting[0][0] < done + groups_open:
+            index, tokens = waiting.popleft()
+            heappush(ends, (step + tokens, index))
+        running = len(ends)
+        end, index = heappop(ends)
+        now += (end - step) * load.decode.step(running * thin / load.instances, 0.0)
+        step = end
+        left[index] -= 1
+        if not left[index]:
+            done += 1
+            yield now
+
+
+def candidates(load: Load) -> list[int]:
+    """The frontiers that are tried: U, then each about a quarter larger, up to R."""
+    tried = [load.groups_per_update]
+    while tried[-1] < load.groups_per_round:
+        tried.append(min(load.groups_per_round, max(tried[-1] + 1, round(tried[-1] * FINER))))
+    return tried
+
+
+def choose(load: Load) -> tuple[int, float, float]:
+    """F, the seconds of a round with it, and those of fifo, on average over the rounds before.
+
+    The largest F whose time is near the best: too small a frontier costs more than too large a one.
+    """
+    seconds = {f: sum(round_seconds(load, lengths, f) for lengths in load.rounds) / len(load.rounds) for f in candidates(load)}
+    enough = NEAR * min(seconds.values())
+    chosen = max(f for f, spent in seconds.items() if spent <= enough)
+    return chosen, seconds[chosen], seconds[load.groups_per_round]
 
 
 class Meter:
-    """Running sums of what `Load` needs. A new round halves the weight of those before; a fit needs two batch sizes."""
+    """What `Load` needs: lengths of the last rounds, and running sums in which older rounds count less."""
 
-    __slots__ = ("_groups", "_lengths", "_longest", "_steps", "_trajectories", "_update_groups", "_update_seconds")
+    __slots__ = ("_decode", "_groups", "_lengths", "_rounds", "_seconds", "_steps")
 
     def __init__(self) -> None:
+        self._lengths: dict[int, list[int]] = {}
+        self._rounds: tuple[Lengths, ...] = ()
         self._steps = (0.0, 0.0, 0.0, 0.0, 0.0)
-        self._trajectories = self._lengths = 0.0
-        self._groups = self._longest = 0.0
-        self._update_groups = self._update_seconds = 0.0
+        self._decode: DecodeCost | None = None
+        self._groups = self._seconds = 0.0
 
     def step(self, running: float, seconds: float) -> None:
         """One observation of decode steps: `running` sequences on average, seconds per step."""
         n, x, y, xx, xy = self._steps
         self._steps = (n + 1, x + running, y + seconds, xx + running * running, xy + running * seconds)
 
-    def trajectory(self, tokens: int) -> None:
-        """A trajectory of so many sampled tokens finished."""
-        self._trajectories += 1
-        self._lengths += tokens
-
-    def group(self, longest: int) -> None:
-        """A group is serving-complete; tokens of its longest trajectory."""
-        self._groups += 1
-        self._longest += longest
+    def trajectory(self, order: int, tokens: int) -> None:
+        """A trajectory of so many sampled tokens finished; its group was submitted as number `order`."""
+        self._lengths.setdefault(order, []).append(tokens)
 
     def dispatch(self, groups: int, seconds: float) -> None:
         """The trainer took so long for so many groups."""
-        self._update_groups += groups
-        self._update_seconds += seconds
+        self._groups += groups
+        self._seconds += seconds
 
     def new_round(self) -> None:
-        """Older rounds count half."""
+        """The round before joins those that are remembered; in the sums every round halves the weight of older ones."""
+        if self._lengths:
+            lengths = tuple(tuple(tokens) for _, tokens in sorted(self._lengths.items()))
+            self._rounds = (lengths, *self._rounds[: KEPT - 1])
+        self._lengths = {}
+        self._decode = self._fit() or self._decode
         self._steps = tuple(value / 2 for value in self._steps)  # type: ignore[assignment]
-        self._trajectories, self._lengths = self._trajectories / 2, self._lengths / 2
-        self._groups, self._longest = self._groups / 2, self._longest / 2
-        self._update_groups, self._update_seconds = self._update_groups / 2, self._update_seconds / 2
+        self._groups, self._seconds = self._groups / 2, self._seconds / 2
 
-    def load(self, group_size: int, groups_per_round: int, groups_per_update: int, slots: int, instances: int) -> Load | None:
-        """What was measured; None while too little is known."""
-        decode = self._fit()
-        if decode is None or not (self._lengths and self._longest and self._update_groups and slots and instances):
+    def load(self, schedule: Schedule, slots: int, instances: int) -> Load | None:
+        """What was measured until the last `new_round`; None while too little is known."""
+        if self._decode is None or not (self._rounds and self._groups and instances):
             return None
-        seconds = self._update_seconds / self._update_groups * groups_per_update
-        mean, longest = self._lengths / self._trajectories, self._longest / self._groups
-        return Load(group_size, groups_per_round, groups_per_update, slots, instances, decode, 0.0, mean, longest, seconds)
+        s = schedule
+        sizes = s.group_size, s.groups_per_round, s.groups_per_update, s.groups_per_dispatch
+        return Load(*sizes, s.refill == "group", slots, instances, self._decode, self._seconds / self._groups, self._rounds)
 
     def _fit(self) -> DecodeCost | None:
-        """Least squares of seconds per step over sequences, both coefficients kept positive."""
+        """Least squares of seconds per step over sequences, neither share below what is plausible; None where all numbers are alike."""
         n, x, y, xx, xy = self._steps
         spread = n * xx - x * x
-        if n == 0 or spread <= 1e-9 * n * xx:
+        if spread <= SPREAD**2 * x * x:
             return None
         slope = max(0.0, (n * xy - x * y) / spread)
-        base = (y - slope * x) / n
-        if base <= 0:
-            base, slope = 0.0, xy / xx
-        return DecodeCost(base, slope)
+        base = max(LEAST * y, y - slope * x) / n
+        return DecodeCost(base, (y - n * base) / x)

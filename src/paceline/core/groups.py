@@ -203,8 +203,7 @@ class Groups:
                 self.open -= 1
             if state != "ready":
                 self.coming -= 1
-            if group.version >= 0:
-                self._leave(group, self._unfinished(group))
+            self._leave(group, self._unfinished(group))
         group.state = "gone"
         del self.live[group.id]
         if self._in_order:

@@ -59,7 +59,7 @@ class Machine:
         self._placement = Placement(m, self._intake, self._loading, self._serving)
         self._training = Training(m, self._intake, self._serving)
         self._boundaries = Boundaries(m, resume, self._intake, self._admission, self._training, self._loading, self._placement)
-        self._watch = Watch(m, self._training, self._boundaries)
+        self._watch = Watch(m, self._intake, self._training, self._boundaries)
         self._started = False
         self._rebalanced = 0.0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -150,11 +150,8 @@ class Machine:
         if claimed is None:
             return
         sample, instance = claimed
-        meter = self._boundaries.meter
-        meter.trajectory(event.tokens)
+        self._boundaries.meter.trajectory(sample.group.order, event.tokens)
         complete = self._serving.finished(sample, event)
-        if complete:
-            meter.group(sample.group.longest)
         self._after_slot(instance, sample.version, progress=complete)
 
     def _on_failed(self, event: ev.TrajectoryFailed) -> None:

@@ -85,8 +85,6 @@ class Placement:
             givers += _spare(group, len(group) - shares.get(version, 0), lacking)
         # Those that still serve what is lacking come first: their work stays where it is. For the others, the oldest version first.
         for instance in sorted(givers, key=lambda i: lacking.keys().isdisjoint(i.held)):
-            if not lacking:
-                break
             version = min(lacking.keys() & instance.held.keys(), default=min(lacking))
             self._m.fleet.aim(instance, (version,))
             decrement(lacking, version)

@@ -81,7 +81,6 @@ class Group:
         "home",
         "id",
         "lane",
-        "longest",
         "lost",
         "oldest",
         "order",
@@ -129,7 +128,5 @@ class Group:
         self.lane = 0
         self.home: Instance | None = None
         """Instance that took its last sample."""
-        self.longest = 0
-        """Tokens of its longest finished sample."""
         self.queued = False
         """Whether it stands in the heap of started groups with waiting samples."""

@@ -49,7 +49,6 @@ class Serving:
         assert group.version <= event.version_min, f"{event!r}: admitted under version {group.version}"
         assert event.version_max <= self._m.versions.newest, f"{event!r}: no such version"
         group.finished.append(sample.index)
-        group.longest = max(group.longest, event.tokens)
         group.oldest = event.version_min if group.oldest < 0 else min(group.oldest, event.version_min)
         self._m.groups.unfinished[group.version] -= 1
         return self._complete(group)

@@ -22,6 +22,7 @@ class Training:
     def dispatch(self) -> bool:
         """Give the trainer the next batch if the schedule allows it; True if a command was sent."""
         m = self._m
+        self.blocked_by = None
         wanted = min(m.schedule.groups_per_dispatch, m.schedule.groups_per_update - len(m.accumulated))
         count = min(wanted, m.groups.ready)
         last = self._intake.last

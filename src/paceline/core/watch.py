@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.boundaries import Boundaries
+from paceline.core.intake import Intake
 from paceline.core.outbox import FLEET, GROUPS, Wait
 from paceline.core.state import Machinery
 from paceline.core.training import Training
@@ -16,8 +17,9 @@ NAMED = 8
 class Watch:
     """Notes since when nothing is up and since when the trainer wants groups; names what is overdue."""
 
-    def __init__(self, shared: Machinery, training: Training, boundaries: Boundaries) -> None:
+    def __init__(self, shared: Machinery, intake: Intake, training: Training, boundaries: Boundaries) -> None:
         self._m = shared
+        self._intake = intake
         self._training = training
         self._boundaries = boundaries
         self._since: dict[str, float] = {}
@@ -25,8 +27,10 @@ class Watch:
 
     def look(self) -> None:
         """Notice waits that begin or end now."""
-        self._set(FLEET, not self._m.fleet.instances)
-        self._set(GROUPS, not self._boundaries.busy and bool(self._m.groups.live))
+        m = self._m
+        self._set(FLEET, not m.fleet.instances)
+        wants = m.update < m.schedule.total_updates and bool(m.groups.live or self._intake.unseen())
+        self._set(GROUPS, wants and not self._boundaries.busy)
 
     def _set(self, kind: str, active: bool) -> None:
         if active and kind not in self._since:
@@ -56,6 +60,8 @@ class Watch:
         if kind == FLEET:
             return "the pool", "an instance (none is up)"
         names = list(self._wanted_groups())
+        if not names:
+            return "the data source", f"the trainer more groups than the {self._m.groups.ready} that are trainable"
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return "rollout", f"the trainer groups {names[:NAMED]}{more}"
 

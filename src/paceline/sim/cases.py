@@ -40,7 +40,7 @@ DEADLINES = (
 
 
 def schedule(preset: Preset, pick: Chooser) -> Schedule:
-    """A legal schedule of the preset, small, with every corner value in reach: U = R, D = 1, F = 1, W = 1, S = 0, group_size = 1."""
+    """A legal schedule of the preset, small, with every corner value in reach: U = R, D = 1, F = 1, W = 1, S = 0, group_size = 1, I = U."""
     u = pick.upto(1, 4)
     upp = pick.upto(1, 3)
     base = Schedule(
@@ -54,6 +54,7 @@ def schedule(preset: Preset, pick: Chooser) -> Schedule:
         total_updates=pick.of(1, 2, 3, 5, 8, 13),
         no_signal=pick.of("keep", "drop", "refill"),
         refill_limit=pick.upto(0, 2),
+        empty_limit=pick.of(10, 10, 1, 0),
         attempts=pick.upto(1, 3),
         on_failure=pick.of("drop_group", "drop_sample", "stop"),
         evaluate_every=pick.of(0, 1, 3),
@@ -74,26 +75,34 @@ def _serial(base: Schedule, pick: Chooser) -> Schedule:
 
 
 def _pipelined(base: Schedule, pick: Chooser) -> Schedule:
-    return replace(_rounds(base, pick), frontier=pick.of(None, 1, 2, 5, "auto"), refill=pick.of("sample", "group"))
+    start = _start(pick)
+    frontier: int | Literal["auto"] | None = None if start == "all" else pick.of(None, 1, 2, 5, "auto")
+    return replace(_rounds(base, pick), start_when=start, frontier=frontier, refill=pick.of("sample", "group"))
+
+
+def _start(pick: Chooser) -> Literal["dispatch", "all"]:
+    return "all" if pick.of(False, False, True) else "dispatch"
 
 
 def _streaming(base: Schedule, pick: Chooser) -> Schedule:
     u, period = base.groups_per_update, base.groups_per_publish
-    s = pick.upto(0, 3)
+    s, start = pick.upto(0, 3), _start(pick)
+    least = u if start == "dispatch" else period
     return replace(
         base,
+        start_when=start,
         staleness=s,
         overstale=pick.of("pace", "pace", "retry", "drop"),
         at_publish=pick.of("keep", "recompute", "drain"),
-        buffer_groups=pick.of(u, u + 1, 4 * u),
+        buffer_groups=pick.of(least, least + 1, 4 * least),
         granularity=pick.of("sample", "group"),
-        in_flight_groups=pick.of(0, u, (s + 1) * period),
+        in_flight_groups=pick.of(0, least, (s + 1) * period),
     )
 
 
 def _multiversion(base: Schedule, pick: Chooser) -> Schedule:
     w, u, period = pick.upto(1, 3), base.groups_per_update, base.groups_per_publish
-    start: Literal["dispatch", "all"] = "all" if pick.of(False, True) else "dispatch"
+    start = _start(pick)
     return replace(
         base,
         start_when=start,

@@ -1,7 +1,8 @@
 """The virtual-time driver: performs a machine's commands on a fake world by computing when they would end.
 
-It consumes commands and produces events from a heap of future ones. It decides nothing and simulates no token: an instance is a set of
-trajectories with finishing times. A run ends with Stop, with a kill, or with a stall: nothing will ever happen and the machine waits.
+It consumes commands and produces events from a heap of future ones. It decides nothing and simulates no step of decoding: an instance is
+a set of trajectories that decode together (`sim.instance`). A run ends with Stop, with a kill, or with a stall: nothing will ever happen
+and the machine waits.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from paceline.core.machine import Machine
 from paceline.core.rules import Rules, Violation
 from paceline.core.schedule import Resume, Schedule
 from paceline.sim import world as w
+from paceline.sim.instance import Instance, Run
 from paceline.sim.world import FakeInstance, World
 
-Attempt = tuple[int, int, int]
 Future = Callable[[], e.Event | None]
 """Something that will happen: makes the event when its time comes, or None when it no longer does."""
 
@@ -64,47 +65,6 @@ class Trace:
             elif type(record) is e.CheckpointDone and record.command in open_:
                 last = open_[record.command]
         return None if last is None else last.resume
-
-
-class Run:
-    """A trajectory that decodes: `left` tokens at time `since`."""
-
-    __slots__ = ("admit", "ended", "high", "instance", "left", "lost", "low", "since", "tokens", "turn")
-
-    def __init__(self, admit: c.Admit, instance: Instance, tokens: int, now: float) -> None:
-        self.admit = admit
-        self.instance = instance
-        self.low = self.high = admit.version
-        self.tokens = tokens
-        self.left = float(tokens)
-        self.since = now
-        self.ended = False
-        self.lost = False
-        """It ended with its instance."""
-        self.turn = 0
-        """Counts moves: a finishing time computed before a move is void."""
-
-    @property
-    def key(self) -> Attempt:
-        """(group, sample, attempt)."""
-        return self.admit.group, self.admit.sample, self.admit.attempt
-
-    def progress(self, now: float) -> None:
-        """Bring `left` up to date."""
-        self.left = max(0.0, self.left - (now - self.since) * self.instance.spec.speed)
-        self.since = now
-
-
-class Instance:
-    """A fake instance while it is up."""
-
-    __slots__ = ("runs", "spec", "up", "version")
-
-    def __init__(self, spec: FakeInstance) -> None:
-        self.spec = spec
-        self.up = True
-        self.version = -1
-        self.runs: dict[Attempt, Run] = {}
 
 
 class Simulation:
@@ -213,7 +173,7 @@ class Simulation:
     def _up(self, spec: FakeInstance) -> e.Event | None:
         if spec.name in self.instances:
             return None
-        instance = self.instances[spec.name] = Instance(spec)
+        instance = self.instances[spec.name] = Instance(spec, self.now)
         if self.world.report:
             self._at(self.now + self.world.report, lambda: self._report(instance), real=False)
         return e.InstanceUp(spec.info())
@@ -222,18 +182,19 @@ class Simulation:
         if not instance.up:
             return None
         self._at(self.now + self.world.report, lambda: self._report(instance), real=False)
-        for run in instance.runs.values():
-            run.progress(self.now)
-        used = sum(round(r.tokens - r.left) for r in instance.runs.values())
-        running = len(instance.runs)
-        return e.InstanceReport(instance.spec.name, used, running * instance.spec.speed, running, 0)
+        instance.progress(self.now)
+        used = sum(round(run.tokens - instance.left(run)) for run in instance.runs.values())
+        speed, running = instance.load()
+        return e.InstanceReport(instance.spec.name, used, speed, running, 0)
 
     def _lost(self, name: str) -> e.Event | None:
         instance = self.instances.pop(name, None)
         if instance is None:
             return None
         instance.up = False
+        instance.progress(self.now)
         for key, run in instance.runs.items():
+            run.left = instance.left(run)
             if self.world.chance(self.world.late, w.LATE, *key):
                 self._after(1.0, lambda run=run: self._answer(run))  # type: ignore[misc]
             run.ended = run.lost = True
@@ -256,7 +217,7 @@ class Simulation:
         if (instance := self.instances.get(command.instance)) is None:
             return
         key = (command.group, command.sample)
-        run = Run(command, instance, self.world.tokens(*key), self.now)
+        run = Run(command, instance, self.world.tokens(*key))
         if (parked := self.parked.pop(key, None)) is not None and parked.admit.attempt == command.attempt:
             run.left, run.low = parked.left, parked.low
         if self.world.chance(self.world.failure, w.FAILURE, *key, command.attempt):
@@ -264,16 +225,18 @@ class Simulation:
         self._start(run, instance)
 
     def _start(self, run: Run, instance: Instance) -> None:
-        run.instance, run.since = instance, self.now
-        instance.runs[run.key] = run
+        instance.join(run, self.now)
         most = self.trace.most_running
         most[instance.spec.name] = max(most.get(instance.spec.name, 0), len(instance.runs))
-        turn = run.turn
-        self._after(run.left / instance.spec.speed, lambda: self._end(run) if run.turn == turn else None)
+        self._decode(instance)
+
+    def _decode(self, instance: Instance) -> None:
+        """Look forward to the next trajectory that ends on an instance; what was looked forward to before is void."""
+        if (coming := instance.next()) is not None:
+            (when, run), turn = coming, instance.turn
+            self._at(when, lambda: self._end(run) if instance.up and instance.turn == turn else None)
 
     def _end(self, run: Run) -> e.Event | None:
-        if run.ended:
-            return None
         self._leave(run)
         if self.world.chance(self.world.late, w.LATE, *run.key):
             self._after(0.5, lambda: self._answer(run))
@@ -283,7 +246,8 @@ class Simulation:
         """The run gives its slot back."""
         instance = run.instance
         run.ended = True
-        del instance.runs[run.key]
+        instance.leave(run, self.now)
+        self._decode(instance)
         if not instance.runs:
             self._after(0.0, lambda: e.InstanceIdle(instance.spec.name) if instance.up and not instance.runs else None)
 
@@ -300,7 +264,6 @@ class Simulation:
     def _park(self, command: c.Park) -> None:
         if (run := self._find(command)) is None:
             return self._after(0.0, self._fails(command.id, "it does not run here"))
-        run.progress(self.now)
         self._leave(run)
         self.parked[command.group, command.sample] = run
         done = round(run.tokens - run.left)
@@ -330,9 +293,8 @@ class Simulation:
             return e.CommandFailed(command.id, f"{command.source} is gone")
         for run in moved:
             if not run.lost:
-                run.progress(self.now)
                 self._leave(run)
-            run.ended, run.lost, run.turn = False, False, run.turn + 1
+            run.ended = run.lost = False
             self._start(run, target)
         return e.Migrated(command.id, tuple(run.key[:2] for run in moved))
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.core.costs import DecodeCost
 from paceline.types.weights import InstanceInfo
 
 _MASK = (1 << 64) - 1
@@ -29,11 +30,13 @@ def draw(*key: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Distribution of the tokens of a trajectory. `long_tail`: lognormal of the given mean, sigma 1, cut at `most`."""
+    """Distribution of the tokens of a trajectory. `long_tail`: lognormal of the given mean, cut at `most`."""
 
     kind: Literal["fixed", "uniform", "long_tail"] = "uniform"
     mean: int = 100
     most: int = 1000
+    sigma: float = 1.0
+    """Deviation of the logarithm of a `long_tail`."""
 
     def at(self, u: float) -> int:
         """Tokens (1..most) at the quantile u in [0, 1); `uniform` is over 1..2 x mean."""
@@ -44,16 +47,19 @@ class Lengths:
         # Box-Muller needs two numbers; the second comes from the low digits of the first.
         u, v = max(u, 1e-12), (u * 1e6) % 1.0
         normal = math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v)
-        return max(1, min(self.most, round(self.mean * math.exp(normal - 0.5))))
+        return max(1, min(self.most, round(self.mean * math.exp(self.sigma * normal - self.sigma**2 / 2))))
 
 
 @dataclass(frozen=True, slots=True)
 class FakeInstance:
-    """An instance with `slots` trajectories that decode side by side at `speed` tokens per second each, however many there are."""
+    """An instance with `slots` trajectories that decode side by side, a token each per step."""
 
     name: str
     slots: int = 8
     speed: float = 100.0
+    """Steps per second, but for what each trajectory adds."""
+    per_sequence: float = 0.0
+    """Seconds that each trajectory adds to a step."""
     comes: float = 0.0
     """When it first comes up, seconds."""
     outages: tuple[tuple[float, float], ...] = ()
@@ -61,6 +67,11 @@ class FakeInstance:
     versions_held: int = 1
     exports_kv: bool = True
     kv_tokens: int = 0
+
+    @property
+    def decode(self) -> DecodeCost:
+        """What a step takes."""
+        return DecodeCost(1.0 / self.speed, self.per_sequence)
 
     def info(self) -> InstanceInfo:
         """What the machine learns of it."""

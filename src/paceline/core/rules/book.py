@@ -6,103 +6,22 @@ is alive, never how long the run has lasted. Rules read it *before* it takes the
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from paceline.core import commands as c
 from paceline.core import events as e
-from paceline.core.rules.facts import ENDED, FINISHED, PARKED, RUNNING, Group, Instance, Sample
-from paceline.core.schedule import Resume, Schedule
+from paceline.core.rules.facts import ENDED, FINISHED, PARKED, RUNNING, Facts, Group, Instance, Sample
 
 
-class Book:
+class Book(Facts):
     """Folds records into facts; see the module. `take` must see every record of the lineage, in order."""
-
-    def __init__(self, schedule: Schedule, resume: Resume) -> None:
-        self.schedule = schedule
-        self.next_index = resume.next_index
-        """The data-order index that must arrive next."""
-        self.groups = {index: Group() for index in resume.pending}
-        """Groups that arrived, or were pending at the checkpoint, and are not terminal."""
-        self.instances: dict[str, Instance] = {}
-        self.open: dict[int, Any] = {}
-        """Commands that still wait for an answer, by id."""
-        self.since: dict[type, dict[int, float]] = defaultdict(dict)
-        """By type: when each of them was commanded, oldest first."""
-        self.now = 0.0
-        self.users: dict[int, int] = {}
-        """Trajectories that run or are parked under a version; in streaming they take what their instance serves."""
-        self.admits: dict[tuple[int, int, int], int] = {}
-        """Open Admits by (group, sample, attempt); they outlive their group's terminal state until they are answered."""
-        self.aborting: set[int] = set()
-        """Open Admits that an Abort was commanded for."""
-        self.newest = -1
-        """Newest version whose Publish was commanded."""
-        self.contains: dict[int, int] = {}
-        """Updates in each version that a group may still be consumed with."""
-        self.fingerprints: dict[int, str] = {}
-        """Of versions in the store, not retired."""
-        self.stepped = self.finished = resume.update
-        """Updates commanded (Dispatch with step) and finished."""
-        self.accumulated: tuple[int, ...] = ()
-        """Groups consumed for the update that has not stepped."""
-        self.data_ended = False
-        self.stopping = ""
-        self.unsaved: list[int] = []
-        """Groups that became terminal since the last Checkpoint."""
-        self.stop: c.Stop | None = None
 
     def take(self, record: Any, now: float) -> None:
         """Fold one record in, made at `now` seconds."""
         self.now = now
         if (take := _TAKES.get(type(record))) is not None:
             take(self, record)
-
-    def answers(self, event: Any, kind: type) -> Any:
-        """The open command of type `kind` that `event` answers, or None: late and unknown answers mean nothing."""
-        command = self.open.get(event.command)
-        return command if type(command) is kind else None
-
-    def running(self, answer: e.TrajectoryFinished | e.TrajectoryFailed) -> Sample | None:
-        """The running sample whose present attempt `answer` ends, or None when it is late."""
-        if self.admits.get((answer.group, answer.sample, answer.attempt)) != answer.command:
-            return None
-        sample = self.sample(answer.group, answer.sample)
-        return sample if sample and sample.command == answer.command else None
-
-    def sample(self, group: int, index: int) -> Sample | None:
-        """A sample that was admitted, of a group that is not terminal."""
-        known = self.groups.get(group)
-        return known.samples.get(index) if known else None
-
-    def meant(self, command: c.Park | c.Abort) -> Sample | None:
-        """The sample whose present attempt a command is about."""
-        sample = self.sample(command.group, command.sample)
-        return sample if sample and sample.attempt == command.attempt else None
-
-    def admitted(self, instance: Instance) -> Iterator[c.Admit]:
-        """Open Admits that end with an instance and that no Abort was commanded for."""
-        for number in instance.open:
-            command = self.open.get(number)
-            if type(command) is c.Admit and number not in self.aborting:
-                yield command
-
-    def overstale(self, group: Group) -> bool:
-        """Whether a token of the group is older than the bound allows."""
-        return 0 <= group.low() < self.newest - self.schedule.bound
-
-    def waits_for(self, kind: type) -> bool:
-        """Whether a command of type `kind` is open."""
-        return bool(self.since[kind])
-
-    def promising(self) -> list[int]:
-        """Groups that may still train and are not consumed yet."""
-        return [i for i, g in self.groups.items() if not g.dispatched and (g.outcome is None or self.trainable(g.outcome))]
-
-    def trainable(self, outcome: e.GroupMaterialized) -> bool:
-        """Whether the group filter lets a materialized group train."""
-        return not outcome.drop and (outcome.signal or self.schedule.no_signal == "keep")
 
     # Commands
 
@@ -168,6 +87,11 @@ class Book:
         if (instance := self.instances.get(command.instance)) is not None:
             instance.loading[command.id] = (command.version, command.replaces)
 
+    def _migrate(self, command: c.Migrate) -> None:
+        self._opened(command)
+        admits = {key: sample.command for key in command.trajectories if (sample := self.sample(*key)) is not None}
+        self.moving[command.id] = self.instances.get(command.target), admits
+
     def _retire(self, command: c.Retire) -> None:
         self.fingerprints.pop(command.version, None)
 
@@ -200,21 +124,27 @@ class Book:
         if type(command) is c.Admit:
             self.aborting.discard(number)
             self.admits.pop((command.group, command.sample, command.attempt), None)
-        if (instance := self.instances.get(getattr(command, "instance", ""))) is not None:
+        self.moving.pop(number, None)
+        self._off(getattr(command, "instance", ""), number)
+        return command
+
+    def _off(self, name: str, number: int) -> None:
+        """An instance owes the answer to a command no longer."""
+        if (instance := self.instances.get(name)) is not None:
             instance.open.discard(number)
             instance.loading.pop(number, None)
-        return command
 
     def _answered(self, event: Any) -> None:
         self._close(event.command)
 
     def _arrived(self, event: e.PromptsArrived) -> None:
-        if self.answers(event, c.RequestPrompts) is None:
+        if (request := self.answers(event, c.RequestPrompts)) is None:
             return
         self._close(event.command)
         for index in event.indices:
             self.next_index = max(self.next_index, index + 1)
             self.groups[index] = Group()
+        self.data_ended |= len(event.indices) < request.count
 
     def _data_ended(self, event: e.DataEnded) -> None:
         self._close(event.command)
@@ -237,8 +167,7 @@ class Book:
             return
         self._close(event.command)
         # A moved trajectory ends on another instance than the one that its Admit names.
-        if (instance := self.instances.get(event.instance)) is not None:
-            instance.open.discard(event.command)
+        self._off(event.instance, event.command)
 
     def _parked(self, event: e.TrajectoryParked) -> None:
         if (park := self.answers(event, c.Park)) is None:
@@ -285,31 +214,45 @@ class Book:
     def _migrated(self, event: e.Migrated) -> None:
         if (migrate := self.answers(event, c.Migrate)) is None:
             return
+        target, admits = self.moving[migrate.id]
         self._close(event.command)
         for key in event.moved:
             sample = self.sample(*key)
-            if sample is None or sample.state != RUNNING or sample.instance != migrate.source:
+            if sample is None or sample.state != RUNNING or sample.command != admits.get(key):
                 continue
+            self._off(migrate.source, sample.command)
             sample.instance = migrate.target
-            for name, change in ((migrate.source, set.discard), (migrate.target, set.add)):
-                if (instance := self.instances.get(name)) is not None:
-                    change(instance.open, sample.command)
+            if target is not None and self.instances.get(migrate.target) is target:
+                target.open.add(sample.command)
+            else:
+                # It moved to an instance that was lost meanwhile, and is lost with it.
+                self._close(sample.command)
+                self._end(sample)
 
     def _aborted(self, event: e.Aborted) -> None:
-        if (abort := self.answers(event, c.Abort)) is None:
-            return
-        self._close(event.command)
+        if (abort := self.answers(event, c.Abort)) is not None:
+            self._end_abort(abort)
+
+    def _end_abort(self, abort: c.Abort) -> None:
+        self._close(abort.id)
         if (sample := self.meant(abort)) is not None and sample.state in (RUNNING, PARKED):
             self._end(sample)
         if (admit := self.admits.get((abort.group, abort.sample, abort.attempt))) is not None:
             self._close(admit)
 
     def _command_failed(self, event: e.CommandFailed) -> None:
-        command = self._close(event.command)
-        if type(command) is c.Materialize and (group := self.groups.get(command.group)) is not None:
-            group.failures += 1
+        """A failure amounts to the answer that says so, where there is one."""
+        command = self.open.get(event.command)
+        if type(command) is c.Admit:
+            self._failed(e.TrajectoryFailed(command.id, command.group, command.sample, command.attempt, command.instance, event.error))
+        elif type(command) is c.Abort:
+            self._end_abort(command)
+        elif self._close(event.command) is None:
+            return
         elif type(command) is c.LoadWeights:
             self._gone(command.instance)
+        elif type(command) is c.Materialize and (group := self.groups.get(command.group)) is not None:
+            group.failures += 1
 
     def _up(self, event: e.InstanceUp) -> None:
         self._gone(event.info.instance)
@@ -330,8 +273,7 @@ class Book:
                 self._end(sample)
 
     def _stop_requested(self, event: e.StopRequested) -> None:
-        if self.stopping != "now":
-            self.stopping = event.how
+        self.stopping = event.how
 
 
 _TAKES: dict[type, Callable[[Book, Any], None]] = {
@@ -343,7 +285,7 @@ _TAKES: dict[type, Callable[[Book, Any], None]] = {
     c.Publish: Book._publish,
     c.LoadWeights: Book._load,
     c.Retire: Book._retire,
-    c.Migrate: Book._opened,
+    c.Migrate: Book._migrate,
     c.Abort: Book._abort,
     c.Terminal: Book._terminal,
     c.Evaluate: Book._opened,

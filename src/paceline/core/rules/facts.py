@@ -1,9 +1,14 @@
-"""What the book holds: groups with their samples, and instances."""
+"""What the records of a lineage say: groups with their samples, instances, open commands, versions. How they come to say it: `book`."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.core.schedule import Resume, Schedule
 from paceline.types.weights import InstanceInfo
 
 RUNNING, PARKED, FINISHED, ENDED = "running", "parked", "finished", "ended"
@@ -76,3 +81,92 @@ class Instance:
     def departing(self) -> set[int | None]:
         """Versions that those make way for."""
         return {old for _, old in self.loading.values()}
+
+
+class Facts:
+    """What the records of one lineage say so far: all that a rule may read."""
+
+    def __init__(self, schedule: Schedule, resume: Resume) -> None:
+        self.schedule = schedule
+        self.next_index = resume.next_index
+        """The data-order index that must arrive next."""
+        self.groups = {index: Group() for index in resume.pending}
+        """Groups that arrived, or were pending at the checkpoint, and are not terminal."""
+        self.instances: dict[str, Instance] = {}
+        self.open: dict[int, Any] = {}
+        """Commands that still wait for an answer, by id."""
+        self.since: dict[type, dict[int, float]] = defaultdict(dict)
+        """By type: when each of them was commanded, oldest first."""
+        self.now = 0.0
+        self.users: dict[int, int] = {}
+        """Trajectories that run or are parked under a version; in streaming they take what their instance serves."""
+        self.admits: dict[tuple[int, int, int], int] = {}
+        """Open Admits by (group, sample, attempt); they outlive their group's terminal state until they are answered."""
+        self.moving: dict[int, tuple[Instance | None, dict[c.TrajectoryKey, int]]] = {}
+        """By open Migrate: its target as it is up now, and the Admit of each trajectory that was to move."""
+        self.aborting: set[int] = set()
+        """Open Admits that an Abort was commanded for."""
+        self.newest = -1
+        """Newest version whose Publish was commanded."""
+        self.contains: dict[int, int] = {}
+        """Updates in each version that a group may still be consumed with."""
+        self.fingerprints: dict[int, str] = {}
+        """Of versions in the store, not retired."""
+        self.stepped = self.finished = resume.update
+        """Updates commanded (Dispatch with step) and finished."""
+        self.accumulated: tuple[int, ...] = ()
+        """Groups consumed for the update that has not stepped."""
+        self.data_ended = False
+        self.stopping = ""
+        self.unsaved: list[int] = []
+        """Groups that became terminal since the last Checkpoint."""
+        self.stop: c.Stop | None = None
+
+    def answers(self, event: Any, kind: type) -> Any:
+        """The open command of type `kind` that `event` answers, or None: late and unknown answers mean nothing."""
+        command = self.open.get(event.command)
+        return command if type(command) is kind else None
+
+    def running(self, answer: e.TrajectoryFinished | e.TrajectoryFailed) -> Sample | None:
+        """The running sample whose present attempt `answer` ends, or None when it is late."""
+        if self.admits.get((answer.group, answer.sample, answer.attempt)) != answer.command:
+            return None
+        sample = self.sample(answer.group, answer.sample)
+        return sample if sample and sample.command == answer.command else None
+
+    def sample(self, group: int, index: int) -> Sample | None:
+        """A sample that was admitted, of a group that is not terminal."""
+        known = self.groups.get(group)
+        return known.samples.get(index) if known else None
+
+    def meant(self, command: c.Park | c.Abort) -> Sample | None:
+        """The sample whose present attempt a command is about."""
+        sample = self.sample(command.group, command.sample)
+        return sample if sample and sample.attempt == command.attempt else None
+
+    def admitted(self, instance: Instance) -> Iterator[c.Admit]:
+        """Open Admits that end with an instance and that no Abort was commanded for."""
+        for number in instance.open:
+            command = self.open.get(number)
+            if type(command) is c.Admit and number not in self.aborting:
+                yield command
+
+    def overstale(self, group: Group) -> bool:
+        """Whether a token of the group is older than the bound allows."""
+        return 0 <= group.low() < self.newest - self.schedule.bound
+
+    def waits_for(self, kind: type) -> bool:
+        """Whether a command of type `kind` is open."""
+        return bool(self.since[kind])
+
+    def promising(self) -> list[int]:
+        """Groups that may still train and are not consumed yet."""
+        return [i for i, g in self.groups.items() if not g.dispatched and (g.outcome is None or self.trainable(g.outcome))]
+
+    def wanted(self) -> list[int]:
+        """Groups that may still train and are not trainable yet, over-stale ones that are generated anew included."""
+        return [i for i in self.promising() if self.groups[i].outcome is None or self.overstale(self.groups[i])]
+
+    def trainable(self, outcome: e.GroupMaterialized) -> bool:
+        """Whether the group filter lets a materialized group train."""
+        return not outcome.drop and (outcome.signal or self.schedule.no_signal == "keep")

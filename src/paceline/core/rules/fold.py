@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ class Violation:
         return f"rule {self.rule} at record {self.position}: {self.message}"
 
 
-class Rule:
+class Rule(ABC):
     """Base of the eight rules: what `checks` maps from a record's type judges each such record, `close` the whole."""
 
     number: ClassVar[int]
@@ -36,9 +37,9 @@ class Rule:
         self.schedule = schedule
         self.book = book
 
+    @abstractmethod
     def checks(self) -> dict[type, Check]:
         """The record types that concern this rule, each with its check."""
-        raise NotImplementedError
 
     def close(self) -> Iterator[str]:
         """What is still wrong when nothing follows; most rules have nothing to add."""

@@ -28,8 +28,9 @@ KINDS: dict[str, type] = {
 """Waits for an answer that `Schedule.deadlines` can bound, and the command that opens each."""
 
 FLEET = "instances"
-"""The wait for any instance at all. (Of the trainer's wait, `groups`, the records do not tell when it began: resumed groups are taken up
-without one.)"""
+"""The wait for any instance at all."""
+GROUPS = "groups"
+"""The trainer's wait: nothing is with it, updates remain, and groups that could train are not terminal."""
 
 WORD = re.compile(r"[\w.-]*\w")
 
@@ -56,14 +57,17 @@ class Live(Rule):
 
     def __init__(self, schedule: Schedule, book: Book) -> None:
         super().__init__(schedule, book)
-        self.seconds = {KINDS[kind]: seconds for kind, seconds in schedule.deadlines if kind in KINDS}
-        self.fleet_seconds = dict(schedule.deadlines).get(FLEET, math.inf)
-        self.bare: float | None = None
-        """Since when no instance is up."""
-        self.due: dict[int, float] = {}
-        """Waits that were named already: command (0 for an instance) -> when it must be named again."""
+        self.seconds = {kind: seconds for kind, seconds in schedule.deadlines if kind in KINDS}
+        self.own = {kind: seconds for kind, seconds in schedule.deadlines if kind in (FLEET, GROUPS)}
+        """Deadlines of the waits that no single command stands for."""
+        self.since: dict[str, float] = {}
+        """When those began that go on now."""
+        self.due: dict[int | str, float] = {}
+        """Waits that were named already: command, or kind -> when it must be named again."""
         self.overdue: set[str] = set()
         """Subjects that the commands of the present event must name."""
+        self.wanted: set[str] = set()
+        """Groups of which they must name one."""
         self.named: set[str] = set()
         self.started = False
 
@@ -75,42 +79,54 @@ class Live(Rule):
 
     def _event(self, event: e.Event, now: float) -> str | None:
         book = self.book
-        self._note_bare()
-        unnamed = self.overdue - self.named
-        if self.overdue:
-            self.overdue, self.named = set(), set()
-        if unnamed:
+        self._note_own()
+        if self.overdue and (unnamed := self._unnamed()):
             return f"waits past their deadline were not named: {sorted(unnamed)[:8]}"
         if self.started and not book.open and book.instances and book.stop is None:
             return f"the run waits for nobody: groups {list(book.groups)[:8]} are not terminal and no command is open"
         self.started = True
         return None
 
-    def _note_bare(self) -> None:
-        """When the event before left no instance, that is when the pool began to owe one."""
-        if self.book.instances or not self.started:
-            self.bare = None
-        elif self.bare is None:
-            self.bare = self.book.now
+    def _unnamed(self) -> set[str]:
+        """What the commands of the event before had to name and did not."""
+        unnamed = self.overdue - self.named
+        if self.wanted and self.wanted.isdisjoint(self.named):
+            unnamed.add(f"one of groups {sorted(self.wanted)[:8]}")
+        self.overdue, self.wanted, self.named = set(), set(), set()
+        return unnamed
+
+    def _note_own(self) -> None:
+        """What the event before left, and its commands, began or ended the waits without a command of their own."""
+        book = self.book
+        busy = book.waits_for(c.Dispatch) or book.waits_for(c.Publish) or book.waits_for(c.Checkpoint)
+        wants = bool(book.groups) and book.stepped < self.schedule.total_updates
+        for kind, holds in ((FLEET, not book.instances), (GROUPS, wants and not busy)):
+            if holds and self.started:
+                self.since.setdefault(kind, book.now)
+            else:
+                self.since.pop(kind, None)
 
     def _timer(self, event: e.Timer, now: float) -> str | None:
         message = self._event(event, now)
         due = {}
-        for number, name, seconds in self._late(now):
-            due[number] = self.due.get(number, now)
-            if due[number] <= now:
-                due[number] = now + seconds
+        for wait, name, seconds in self._late(now):
+            due[wait] = self.due.get(wait, now)
+            if due[wait] <= now:
+                due[wait] = now + seconds
                 self.overdue.add(name)
         self.due = due
         self.overdue.discard("")
+        if GROUPS in self.overdue:
+            self.wanted = {str(index) for index in self.book.wanted()}
         return message
 
-    def _late(self, now: float) -> Iterator[tuple[int, str, float]]:
-        """Waits past their deadline: the command, what a message must name, and how long the deadline is."""
-        if self.bare is not None and self.bare + self.fleet_seconds <= now:
-            yield 0, FLEET, self.fleet_seconds
+    def _late(self, now: float) -> Iterator[tuple[int | str, str, float]]:
+        """Waits past their deadline: the command or kind, what a message must name, and how long the deadline is."""
+        for kind, seconds in self.own.items():
+            if self.since.get(kind, math.inf) + seconds <= now:
+                yield kind, kind, seconds
         for kind, seconds in self.seconds.items():
-            for number, since in self.book.since[kind].items():
+            for number, since in self.book.since[KINDS[kind]].items():
                 if since + seconds > now:
                     break
                 # An aborted trajectory is waited for through its Abort.

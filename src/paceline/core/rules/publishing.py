@@ -60,7 +60,7 @@ class PublishOnce(Rule):
         if self.schedule.preset != "streaming" and (users := self.book.users.get(command.version, 0)):
             return f"version {command.version} was retired while {users} trajectories still need it"
         for name, instance in self.book.instances.items():
-            if command.version in instance.versions[-1:] and not instance.loading:
+            if command.version in instance.versions:
                 return f"version {command.version} was retired while {name} serves it"
             if command.version in instance.arriving:
                 return f"version {command.version} was retired while {name} loads it"

@@ -1,0 +1,133 @@
+"""How well `frontier = "auto"` chooses, in virtual time: 24 cells of balance, tail, cap and step cost, against fixed F and fifo.
+
+A cell's figure is the mean rollout-to-train-end of a round: from its first admission to the end of its last update, publish excluded. The
+first round is left out, since nothing is measured before it and auto is fifo there. Regret is the excess over the best fixed F of the cell.
+Beside auto: auto with two reports per round only, and the rule that looks at rates alone (`by_rates`), which is told the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from evidence import measured
+from paceline.core import commands as c
+from paceline.core import events as e
+from paceline.core.schedule import Schedule
+from paceline.sim.driver import Trace, simulate
+from paceline.sim.world import FakeInstance, Lengths, World
+
+Frontier = int | Literal["auto"] | None
+Refill = Literal["sample", "group"]
+R, U, SIZE, ROUNDS = 32, 2, 8, 6
+FIXED = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+BASE_S = 0.02
+"""A step without work."""
+REPORT_S = 5.0
+"""As in `runtime.rollout`."""
+
+
+class Cell(NamedTuple):
+    """balance: training / rollout time of a fifo round. tail: sigma of the lengths. cap: slots / trajectories of a round.
+    growth: what a step with every slot in use takes beyond an empty one, in empty ones."""
+
+    balance: float
+    tail: float
+    cap: float
+    growth: float
+
+
+CELLS = [Cell(*cell) for cell in product((0.5, 1.0, 2.0), (0.5, 1.2), (0.25, 1.0), (0.5, 4.0))]
+
+
+def schedule(frontier: Frontier, refill: Refill = "sample") -> Schedule:
+    """Rounds of R groups, updates and dispatches of U."""
+    return Schedule("pipelined", SIZE, R, U, U, R // U, "dispatch", ROUNDS * (R // U), frontier=frontier, refill=refill)
+
+
+def world(cell: Cell, seed: int, group_seconds: float, report: float = REPORT_S) -> World:
+    """One instance, with lengths and step cost of the cell."""
+    slots = round(R * SIZE * cell.cap)
+    instance = FakeInstance("i0", slots, 1 / BASE_S, cell.growth * BASE_S / slots)
+    lengths = Lengths("long_tail", 200, 4000, cell.tail)
+    return World((instance,), seed, lengths=lengths, group_seconds=group_seconds, update_seconds=0.0, report=report)
+
+
+def rounds(trace: Trace) -> list[float]:
+    """Rollout-to-train-end of every round but the first, seconds."""
+    assert not trace.violations, trace.violations[0]
+    assert not trace.stalled, trace.stalled
+    began: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    version = -1
+    for now, record in trace.records:
+        if type(record) is c.Publish:
+            version = record.version
+        elif type(record) is c.Admit:
+            began.setdefault(record.version, now)
+        elif type(record) is e.UpdateFinished:
+            ended[version] = now
+    return [ended[v] - began[v] for v in sorted(ended)][1:]
+
+
+def mean(cell: Cell, frontier: Frontier, seeds: int, group_seconds: float, report: float = REPORT_S, refill: Refill = "sample") -> float:
+    """Mean over rounds and seeds, seconds."""
+    worlds = [world(cell, seed, group_seconds, report) for seed in range(seeds)]
+    return fmean(fmean(rounds(simulate(schedule(frontier, refill), each))) for each in worlds)
+
+
+def by_rates(cell: Cell, seeds: int, group_seconds: float) -> int:
+    """The smallest F >= U whose groups per second are a fifth more than the trainer takes, or nearly as many as all of the round's."""
+    worlds = [world(cell, seed, group_seconds) for seed in range(seeds)]
+    groups = [[w.tokens(g, s) for s in range(SIZE)] for w in worlds for g in range(R * ROUNDS)]
+    length, longest = fmean(map(fmean, groups)), fmean(map(max, groups))
+    spec = worlds[0].instances[0]
+
+    def rate(frontier: int) -> float:
+        running = min(frontier * SIZE * length / longest, spec.slots)
+        return running / (SIZE * length * spec.decode.step(running, 0.0))
+
+    enough = min(1.2 / group_seconds, 0.95 * rate(R))
+    return next(f for f in range(U, R + 1) if f == R or rate(f) >= enough)
+
+
+def row(cell: Cell, seeds: int) -> dict[str, Any]:
+    """The cell's figures: seconds by F, and the regrets of each way to choose, in per cent of the best fixed F."""
+    rollout = mean(cell, None, seeds, 0.0)
+    spent = cell.balance * rollout / R
+    fixed = {frontier: mean(cell, frontier, seeds, spent) for frontier in FIXED}
+    strict = {frontier: mean(cell, frontier, seeds, spent, refill="group") for frontier in (U, *FIXED[3::3])}
+    rule = by_rates(cell, seeds, spent)
+    ways = {
+        "fifo": mean(cell, None, seeds, spent),
+        "auto": mean(cell, "auto", seeds, spent),
+        "auto_rare_reports": mean(cell, "auto", seeds, spent, report=rollout / 2),
+        "by_rates": mean(cell, rule, seeds, spent),
+        "strict_U": strict[U],
+        "strict_best": min(strict.values()),
+    }
+    best = min(fixed, key=lambda f: fixed[f])
+    figures = {**cell._asdict(), "rollout_s": round(rollout, 3), "best_F": best, "by_rates_F": rule, "best_s": round(fixed[best], 3)}
+    figures["regret_pct"] = {way: round(100 * (seconds / fixed[best] - 1), 2) for way, seconds in ways.items()}
+    print(figures, flush=True)
+    return figures | {"seconds_by_F": {f: round(seconds, 3) for f, seconds in fixed.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=4)
+    args = parser.parse_args()
+    with measured("frontier-sim", repeats=args.seeds) as figures:
+        cells = [row(cell, args.seeds) for cell in CELLS]
+        figures |= {"rounds": ROUNDS - 1, "R": R, "U": U, "group_size": SIZE, "report_s": REPORT_S}
+        for way in cells[0]["regret_pct"]:
+            regrets = [cell["regret_pct"][way] for cell in cells]
+            figures[way] = {"mean_regret_pct": round(fmean(regrets), 2), "worst_regret_pct": round(max(regrets), 2)}
+            print(way, figures[way])
+        figures["cells"] = cells
+
+
+if __name__ == "__main__":
+    main()
