@@ -19,8 +19,8 @@ from paceline.config.schema import Config
 from paceline.core.commands import Note
 from paceline.runtime.ledger import LedgerReader
 
-LENGTHS = Lengths(median=5, sigma=1.0, least=2, most=48)
-GROUPS_PER_ROUND, GROUPS_PER_UPDATE, GROUP_SIZE = 48, 2, 4
+LENGTHS = Lengths(median=12, sigma=1.0, least=2, most=96)
+GROUPS_PER_ROUND, GROUPS_PER_UPDATE, GROUP_SIZE = 32, 2, 4
 COUNTED = 2
 """Rounds that count, of each run; one more comes before them."""
 FRONTIERS = {"sample": (1, 2, 4), "group": (2, 4)}

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,16 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Decodes at one of `slow` ticks only. Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, the first time if `once` is given;
-    says and does nothing any more after its first requests when `silent`."""
+    """Decodes at one of `slow` ticks only. Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`,
+    the first time if `once` is given; says and does nothing any more after its first requests when `silent`. A trajectory does not end
+    while it `stays`."""
 
-    def __init__(self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool = False, slow: int = 1) -> None:
+    def __init__(
+        self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool, slow: int,
+        stays: Callable[[Request, int], bool] | None,
+    ) -> None:  # fmt: skip
         super().__init__(engine)
+        self.engine, self.stays = engine, stays
         self.slow, self.ticks = slow, 0
         self.silent, self.stuck = silent, False
         self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
@@ -54,6 +59,9 @@ class Rollout(RolloutBody):
 
     def tick(self) -> Any:
         self.ticks += 1
+        for job in self.engine._running if self.stays is not None else ():
+            if self.stays is not None and self.stays(job.request, job.version):
+                job.length = len(job.ids) + 4
         return None if self.stuck else () if self.ticks % self.slow else super().tick()
 
 
@@ -69,6 +77,7 @@ def engine(
     no_probe: bool = False,
     silent: bool = False,
     slow: int = 1,
+    stays: Callable[[Request, int], bool] | None = None,
     **options: Any,
 ) -> WorkerBody:
     """`options`: what else the fake engine takes."""
@@ -81,7 +90,9 @@ def engine(
 
     if wrong_checksum:
         options["checksum"] = lambda ref, location: "something else"
-    return Rollout(FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent, slow)
+    return Rollout(
+        FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent, slow, stays
+    )
 
 
 class TrainerThat(TrainerBody):

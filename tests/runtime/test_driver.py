@@ -62,6 +62,20 @@ async def test_payload_then_ledger_row_then_the_command_is_performed() -> None:
     assert {Started, Publish} <= set(second[1])
 
 
+async def test_work_that_waits_until_something_is_heard_comes_after_its_commands() -> None:
+    journal, order = Journal(), []
+    driving = driver(journal)
+    driving.when_heard(lambda: order.append("heard"))  # Started stands before it
+
+    def publish(command: Publish) -> None:
+        order.append("performed")
+        driving.when_heard(lambda: driving.fail(KeyError("enough")))
+
+    with pytest.raises(KeyError, match="enough"):
+        await driving.run(performers(publish))
+    assert order == ["performed", "heard"]
+
+
 class SlowDisk(Journal):
     """Every commit takes as long as the test likes."""
 

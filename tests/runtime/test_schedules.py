@@ -29,6 +29,29 @@ def trajectories(run: Run) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["group"], row["sample"]))
 
 
+LASTING = (1, 3, 7)
+"""Groups among others of their version that suffice for its update."""
+
+
+def until_a_newer_version_is_stored(root: Path) -> dict[str, Any]:
+    """Options of a run in which some groups outlive the publish that follows their admission, however fast the machine is."""
+
+    def stays(request: Request, version: int) -> bool:
+        stored = max((int(name[8:-12]) for name in os.listdir(root / "weights") if name.endswith(".safetensors")), default=0)
+        return request.group in LASTING and stored <= request.version
+
+    return {"rollout": {"stays": stays, "length": lambda request: 4}, "max_tokens": 1_000_000}
+
+
+def until_newer_weights_serve_it() -> dict[str, Any]:
+    """The same, until it goes on under new weights."""
+
+    def stays(request: Request, version: int) -> bool:
+        return request.group in LASTING and version == request.version
+
+    return {"rollout": {"stays": stays, "length": lambda request: 4}, "max_tokens": 1_000_000}
+
+
 def clean(run: Run) -> bool:
     """Whether the audit finds nothing in a run's ledger, which has its end."""
     report = audit(run.rundir.ledger)
@@ -65,7 +88,7 @@ def test_everything_that_the_machine_commands_is_performed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["streaming-keep", "streaming-recompute"])
 async def test_streaming_records_the_version_of_every_token_and_trains_within_its_bound(name: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, scheduled(name, total_updates=12), max_tokens=64)
+    run = Run(tmp_path, scheduled(name, total_updates=8), **until_newer_weights_serve_it())
     await run.go()
     assert clean(run)
     assert {command.unfinished for command in run.records(LoadWeights) if command.replaces is not None} >= {name.removeprefix("streaming-")}
@@ -76,7 +99,7 @@ async def test_streaming_records_the_version_of_every_token_and_trains_within_it
 
 
 async def test_draining_lets_no_trajectory_see_two_versions(tmp_path: Path) -> None:
-    run = Run(tmp_path, scheduled("streaming-drain", total_updates=12), max_tokens=64)
+    run = Run(tmp_path, scheduled("streaming-drain", total_updates=8), **until_a_newer_version_is_stored(tmp_path))
     await run.go()
     assert all(len(set(row["version"])) == 1 for row in trajectories(run))
     assert clean(run)
@@ -87,7 +110,9 @@ async def test_draining_lets_no_trajectory_see_two_versions(tmp_path: Path) -> N
 async def test_multiversion_keeps_every_group_on_one_version_while_others_are_served(
     engines: dict[str, Any], instances: int, tmp_path: Path
 ) -> None:
-    run = Run(tmp_path, scheduled("multiversion", total_updates=12), rollout=engines, max_tokens=64, instances=instances)
+    options = until_a_newer_version_is_stored(tmp_path)
+    options["rollout"] |= engines
+    run = Run(tmp_path, scheduled("multiversion", total_updates=8), instances=instances, **options)
     assert (await run.go()).ok
     assert clean(run)
     by_group: dict[int, set[int]] = {}
@@ -212,14 +237,17 @@ async def test_a_run_that_was_asked_to_leave_goes_on_where_it_left(name: str, tm
     assert left <= set(checkpoint.pending), "what was requested is trained, or was still to come when the run had its updates"
 
 
-def one_long_group(request: Request) -> int:
-    return 60 if request.group == 6 else 5
-
-
 @pytest.mark.parametrize("held", [1, 2])
 async def test_a_live_version_is_sent_again_to_an_instance_that_was_restarted(held: int, tmp_path: Path) -> None:
-    faults = {"versions_held": held, "dies_on": 8, "once": str(tmp_path / "once"), "length": one_long_group}
-    run = Run(tmp_path, scheduled("multiversion", total_updates=8), instances=1, rollout=faults, max_tokens=64)
+    died = tmp_path / "once"
+    faults = {
+        "versions_held": held,
+        "dies_on": 6 + held,
+        "once": str(died),
+        "length": lambda request: 4,
+        "stays": lambda request, version: request.group == 6 and not died.exists(),
+    }
+    run = Run(tmp_path, scheduled("multiversion", total_updates=8), instances=1, rollout=faults, max_tokens=1_000_000)
     assert (await run.go()).ok
     assert clean(run)
     records = run.records(Publish, InstanceLost, LoadWeights)

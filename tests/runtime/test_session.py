@@ -7,16 +7,20 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from runtime_builders import schedule
 from runtime_runs import Run
 
-from paceline.core.commands import Checkpoint, Materialize, RequestPrompts
-from paceline.core.events import CommandFailed, InstanceLost
+from paceline.core.commands import Admit, Checkpoint, Materialize, RequestPrompts
+from paceline.core.events import CommandFailed, InstanceLost, TrajectoryFailed
 from paceline.ports.fakes.data import MemoryTask
+from paceline.ports.fakes.pool import InlineWorker
+from paceline.ports.pool import WorkerSpec
 from paceline.runtime.audit import audit
+from paceline.runtime.ledger import Direction
 from paceline.runtime.rundir import Origin, RunDir, read_origin
 from paceline.types.errors import CheckpointError, ConfigError, DataError, RuleViolated, WorkerLost
 from paceline.types.progress import Progress
@@ -96,6 +100,32 @@ async def test_a_lost_instance_is_restarted_and_its_trajectories_come_out_the_sa
         assert ours["completions/mean_length"] == theirs["completions/mean_length"]
     assert sorted(disturbed.trained()) == undisturbed.trained()
     assert audit(disturbed.rundir.ledger).violations == ()
+
+
+async def test_what_was_commanded_to_a_lost_instance_never_reaches_its_successor(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(), instances=1)
+    loop, heard, killed, starts = asyncio.get_running_loop(), list[Any](), list[str](), list[bool]()
+    append, commit, start = run.ledger.append, run.ledger.commit, run.pool.start
+
+    def appended(direction: Direction, now: float, value: Any) -> None:
+        heard.append(value)
+        append(direction, now, value)
+
+    def slowly() -> None:
+        if any(isinstance(value, Admit) for value in heard) and not killed:
+            killed.append("rollout-0")
+            loop.call_soon_threadsafe(run.pool.workers["rollout-0"].kill)
+            time.sleep(0.2)  # long enough for a successor, before the admissions are performed
+        commit()
+
+    async def started(spec: WorkerSpec, *others: Any) -> InlineWorker:
+        starts.append(any(isinstance(value, InstanceLost) for value in heard))
+        return await start(spec, *others)
+
+    run.ledger.append, run.ledger.commit, run.pool.start = appended, slowly, started  # type: ignore[method-assign]
+    assert (await run.go()).ok
+    assert starts == [False, False, False, True], "the successor starts when the machine has heard of the loss"
+    assert run.records(TrajectoryFailed) == []
 
 
 async def test_a_failed_attempt_is_tried_again_and_counted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.core.commands import Command, Stop
@@ -35,6 +36,13 @@ class Records(Protocol):
         """Return when every row is durable."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """Work that waits for the events before it."""
+
+    work: Callable[[], object]
+
+
 class Driver:
     """Drives one lineage. `post` and `fail` belong on the event loop that awaits `run`."""
 
@@ -50,7 +58,8 @@ class Driver:
         self._timer_s = timer_s
         self._watch = watch
         self._began = clock()
-        self._queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._queue: asyncio.Queue[Event | _Heard | BaseException] = asyncio.Queue()
+        self._heard: list[_Heard] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.post(Started())
 
@@ -61,6 +70,10 @@ class Driver:
     def post(self, event: Event) -> None:
         """Tell the machine that something happened."""
         self._queue.put_nowait(event)
+
+    def when_heard(self, work: Callable[[], object]) -> None:
+        """Call `work` once the machine has decided upon every event posted so far, and its commands are being performed."""
+        self._queue.put_nowait(_Heard(work))
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error that no policy covers."""
@@ -84,6 +97,9 @@ class Driver:
                         self._close_rules(command)
                         return command
                     self._perform(performers, command)
+                heard, self._heard = self._heard, []
+                for one in heard:
+                    one.work()
         finally:
             self._ledger.commit()
             await self.close()
@@ -121,13 +137,16 @@ class Driver:
             self.fail(error)
 
     async def _arrived(self) -> list[Event]:
-        """At least one event, and all that came with it: one durable commit serves them all."""
+        """What came, and all that came with it: one durable commit serves them all."""
         events: list[Event] = []
         item = await self._queue.get()
         while True:
             if isinstance(item, BaseException):
                 raise item
-            events.append(item)
+            if isinstance(item, _Heard):
+                self._heard.append(item)
+            else:
+                events.append(item)
             if self._queue.empty():
                 return events
             item = self._queue.get_nowait()

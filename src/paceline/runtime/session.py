@@ -256,8 +256,9 @@ class Session:
             self._evaluation.lost(name, reason)
 
     def _restart_rollout(self, name: str, reason: str) -> None:
+        """Not before the machine has heard of the loss: what it still commands the lost one must not reach its successor."""
         self._restarting(reason)
-        self.driver.background(self._rollout.replace(name, reason))
+        self.driver.when_heard(lambda: self.driver.background(self._rollout.replace(name, reason)))
 
     def _restart_reward(self, seat: Seat, reason: str) -> None:
         self._restarting(reason)
