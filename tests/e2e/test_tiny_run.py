@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 
 from paceline.models.tiny import write_tiny
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "metrics.md").read_text()
 CONFIG = """
 [model]
 path = "{model}"
@@ -97,6 +99,16 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["update"], row["group"], row["sample"]))
 
 
+def documented(name: str) -> bool:
+    """Whether the guide has a metric. `a/b`, `/c` there names a/b and a/c; words in capitals and `*` stand for anything."""
+    known, stem = [], ""
+    for word in re.findall(r"`([^` ]+)`", GUIDE):
+        known.append(stem + word if word.startswith("/") else word)
+        stem = stem if word.startswith("/") else word.rpartition("/")[0] or word
+    patterns = (re.sub(r"\\\*|[A-Z]+", ".+", re.escape(word)) for word in known)
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
 @pytest.mark.parametrize("words", [(), ("schedule.preset=pipelined", "schedule.groups_per_dispatch=1")], ids=["serial", "pipelined"])
 def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_uninterrupted_one(
     place: Path, tmp_path: Path, words: tuple[str, ...]
@@ -119,6 +131,7 @@ def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_un
     assert [(line["update"], line["problems"]) for line in evaluations] == [(0, 6), (2, 6), (4, 6)]
     metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["logprob_gap/max"] for line in metrics if line["axis"] == "update") < 1e-9
+    assert {name for line in metrics for name in line if not documented(name)} == {"axis", "step"}
     for name in ("whole", "halves"):
         audited = subprocess.run(
             [sys.executable, "-m", "paceline.cli.main", "audit", str(tmp_path / name)],
