@@ -406,6 +406,24 @@ async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(t
     assert run.rows()[-1]["workers/restarts"] == 1
 
 
+async def test_workers_that_die_while_the_model_is_written_are_not_started_again(tmp_path: Path) -> None:
+    killed: list[InlineWorker] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.phase == "export" and not killed:
+            killed.extend(worker for name, worker in run.pool.workers.items() if name != "trainer")
+            for worker in killed:
+                worker.kill()
+
+    run = Run(tmp_path, schedule(), watch=kill, start_s=0.1)
+    assert (await run.go()).ok
+    assert run.session.exported
+    assert len(killed) == 3
+    await asyncio.sleep(0.2)
+    assert all(run.pool.workers[worker.name] is worker for worker in killed), "none has a successor, which nobody would end"
+    assert not any("started again" in progress.message for progress in run.said)
+
+
 async def test_nothing_of_a_finished_group_is_kept(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(total_updates=20))
     await run.go()
