@@ -161,6 +161,8 @@ async def test_a_reward_that_hangs_is_killed_named_and_replaced(tmp_path: Path) 
     failed = run.records(CommandFailed)
     assert all("rewards lengthy gave no answer on group 3" in event.error for event in failed)
     assert 3 not in run.trained()
+    notices = [progress.message for progress in run.said if "started again" in progress.message]
+    assert notices == ["worker reward-0 did not answer score within 0.2 s and was killed; it is started again"] * len(failed)
     assert [row["verifier_errors"] for row in run.rows()] == [0, len(failed), 0]
     assert audit(run.rundir.ledger).violations == ()
 

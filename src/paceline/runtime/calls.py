@@ -27,6 +27,8 @@ class Seat:
         self._losses = 0
         self._fills = 0
         self._gone = ""
+        self._silence = ""
+        """Why the present worker was killed for its silence: what its process can say of its end would mislead."""
 
     @property
     def filled(self) -> bool:
@@ -36,12 +38,12 @@ class Seat:
     async def fill(self, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         """Start the worker. Raises what its factory raised, or WorkerLost. `on_lost` is not called once the place is filled again."""
         self._fills = mine = self._fills + 1
-        self._worker = None
+        self._worker, self._silence = None, ""
 
         def _lost(reason: str) -> None:
             if mine == self._fills:
-                self._worker, self._gone = None, reason
-                on_lost(reason)
+                self._worker, self._gone = None, self._silence or reason
+                on_lost(self._gone)
 
         self._worker = await self._pool.start(self._spec, on_report, _lost)
 
@@ -91,8 +93,11 @@ class Seat:
                     return result
         finally:
             answer.cancel()
+        silence = f"worker {self.name} did not answer {method} within {limit:g} s and was killed"
+        if self._worker is worker:
+            self._silence = silence
         worker.kill()
-        raise WorkerSilent(f"worker {self.name} did not answer {method} within {limit:g} s and was killed")
+        raise WorkerSilent(silence)
 
     def kill(self) -> None:
         """End the worker at once; its loss is reported."""
