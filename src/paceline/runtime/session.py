@@ -265,7 +265,7 @@ class Session:
             self.driver.background(self._reward.replace(seat, reason))
 
     def _needed(self, reason: str) -> bool:
-        """Whether a lost worker is started again, and if so say it. After the end its successor would have nothing to do, and outlive it."""
+        """Whether a lost worker is started again, and if so say it. After the end a successor would do nothing and outlive it."""
         if self.driver.closed:
             return False
         self.recorder.restarts += 1
