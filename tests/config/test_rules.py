@@ -139,6 +139,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
     ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
     ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
+    ("slots_hold_a_group", (*STREAM, "schedule.granularity=group", "rollout.slots=7")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
