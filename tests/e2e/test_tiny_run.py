@@ -20,19 +20,14 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
 
 def documented(name: str) -> bool:
     """Whether the guide's tables have the metric. `a/mean`, `/max` stands for both; words in capitals and `*` stand for anything."""
-    if name.startswith(("groups/", "trajectories/", "versions/")):
-        name = name.removesuffix("/mean").removesuffix("/max")  # levels, said once for all
+    level = name.removesuffix("/mean").removesuffix("/max") if name.startswith(("groups/", "trajectories/", "versions/")) else name
     for line in GUIDE.read_text(encoding="utf-8").splitlines():
         last = ""
         for known in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
-            last = (
-                last.rpartition("/")[0] + known
-                if known.startswith("/") and "/" in last
-                else last + known
-                if known.startswith("/")
-                else known
-            )
-            if re.fullmatch(re.sub(r"[A-Z]+|\\\*", ".+", re.escape(last)), name):
+            stem = last.rpartition("/")[0] or last
+            last = stem + known if known.startswith("/") else known
+            pattern = re.sub(r"[A-Z]+|\\\*", ".+", re.escape(last))
+            if re.fullmatch(pattern, name) or re.fullmatch(pattern, level):
                 return True
     return False
 
