@@ -448,6 +448,16 @@ def test_a_resumed_run_waits_for_its_pending_groups_from_the_first_publish_on():
         assert [v.rule for v in rules.found] == found
 
 
+def test_rounds_wait_for_an_evaluation_before_they_wait_for_groups():
+    """It is due at version 0; the groups are waited for from its answer on. Elsewhere it keeps nothing back."""
+    evaluation, timer = (c.Evaluate(9, 0, 0), 2.0), e.Timer()
+    for schedule, found in ((SERIAL, []), (replace(MULTIVERSION, total_updates=2), [8])):
+        plan = replace(schedule, evaluate_every=1, deadlines=(("groups", 5.0),))
+        assert late(plan, evaluation, (timer, 7.5), (e.Evaluated(9), 8.0), (timer, 12.0)) == found
+        assert late(plan, evaluation, (e.Evaluated(9), 4.0), (timer, 9.5), (timer, 10.0)) == [8]
+        assert late(plan, (timer, 7.5), (timer, 8.0)) == found, "due, and waiting for weights"
+
+
 def test_no_instance_is_a_wait_that_the_pool_owns():
     rules = Rules(SERIAL, only=(8,))
     for record in [e.Started(), c.Publish(1, 0, 0), e.Published(1, 0, "f0"), e.Timer(), e.Timer()]:

@@ -111,6 +111,10 @@ class Book(Facts):
         self._opened(command)
         self.unsaved.clear()
 
+    def _evaluate(self, command: c.Evaluate) -> None:
+        self._opened(command)
+        self.evaluates = False
+
     def _stop(self, command: c.Stop) -> None:
         self.stop = command
 
@@ -201,6 +205,9 @@ class Book(Facts):
         if (publish := self.answers(event, c.Publish)) is not None:
             self._close(event.command)
             self.fingerprints[publish.version] = event.fingerprint
+            every = self.schedule.evaluate_every
+            if every and publish.updates >= self.evaluate_at:
+                self.evaluates, self.evaluate_at = True, every * (publish.updates // every + 1)
 
     def _live(self, event: e.WeightsLive) -> None:
         if (load := self.answers(event, c.LoadWeights)) is None:
@@ -288,7 +295,7 @@ _TAKES: dict[type, Callable[[Book, Any], None]] = {
     c.Migrate: Book._migrate,
     c.Abort: Book._abort,
     c.Terminal: Book._terminal,
-    c.Evaluate: Book._opened,
+    c.Evaluate: Book._evaluate,
     c.Checkpoint: Book._checkpoint,
     c.Stop: Book._stop,
     e.PromptsArrived: Book._arrived,

@@ -114,6 +114,11 @@ class Facts:
         """Of versions in the store, not retired."""
         self.stepped = self.finished = resume.update
         """Updates commanded (Dispatch with step) and finished."""
+        self.evaluates = False
+        """An evaluation is due and has not begun: rounds admit nothing until it is over."""
+        every = schedule.evaluate_every
+        self.evaluate_at = every * (resume.update // every + 1) if every and resume.update else 0
+        """Updates at which the next one is due, at the first version that has so many."""
         self.accumulated: tuple[int, ...] = ()
         """Groups consumed for the update that has not stepped."""
         self.data_ended = False
@@ -158,6 +163,14 @@ class Facts:
     def waits_for(self, kind: type) -> bool:
         """Whether a command of type `kind` is open."""
         return bool(self.since[kind])
+
+    def wants_groups(self) -> bool:
+        """Whether the trainer waits for groups: it is free, updates remain, and nothing that is waited for itself keeps groups back."""
+        if any(map(self.waits_for, (c.Dispatch, c.Publish, c.Checkpoint))):
+            return False
+        rounds = self.schedule.preset in ("serial", "pipelined")
+        held = rounds and (self.evaluates or self.waits_for(c.Evaluate))
+        return bool(self.groups) and self.stepped < self.schedule.total_updates and not held
 
     def promising(self) -> list[int]:
         """Groups that may still train and are not consumed yet."""

@@ -30,7 +30,7 @@ KINDS: dict[str, type] = {
 FLEET = "instances"
 """The wait for any instance at all."""
 GROUPS = "groups"
-"""The trainer's wait: nothing is with it, updates remain, and groups that could train are not terminal."""
+"""The trainer's wait: nothing is with it, updates remain, groups that could train are not terminal, and no evaluation keeps them back."""
 
 WORD = re.compile(r"[\w.-]*\w")
 
@@ -98,9 +98,7 @@ class Live(Rule):
     def _note_own(self) -> None:
         """What the event before left, and its commands, began or ended the waits without a command of their own."""
         book = self.book
-        busy = book.waits_for(c.Dispatch) or book.waits_for(c.Publish) or book.waits_for(c.Checkpoint)
-        wants = bool(book.groups) and book.stepped < self.schedule.total_updates
-        for kind, holds in ((FLEET, not book.instances), (GROUPS, wants and not busy)):
+        for kind, holds in ((FLEET, not book.instances), (GROUPS, book.wants_groups())):
             if holds and self.started:
                 self.since.setdefault(kind, book.now)
             else:
