@@ -1,0 +1,108 @@
+"""The page: one HTML file that needs no network, no server and, except for search and hovering, no script."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from paceline import __version__
+from paceline.core.account.tally import shares
+from paceline.report import cards
+from paceline.report.cards import Card
+from paceline.report.charts import LEFT, RIGHT, WIDTH, short
+from paceline.report.doctor import duration
+from paceline.report.gantt import views
+from paceline.report.gather import Run
+from paceline.timeline.canvas import style
+
+WORKS = ("train", "publish", "checkpoint")
+
+
+def render(run: Run, made: datetime | None = None) -> str:
+    """The whole file as text. `made`: when, now by default."""
+    environment = Environment(loader=PackageLoader("paceline.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    learning, times = cards.learning(run), cards.times(run)
+    return environment.get_template("page.html.jinja").render(
+        run=run,
+        version=__version__,
+        made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
+        started=run.lives[0].life.lineage.started.replace("T", " ")[:16],
+        schedule=run.latest.life.lineage.schedule,
+        tiles=tiles(run),
+        learning=learning,
+        evaluations=cards.evaluations(run),
+        times=times,
+        histograms=cards.histograms(run),
+        views=views(run),
+        hover=embedded(_hover(run, [*learning, *times])),
+        samples=embedded(run.samples.samples),
+        style=Markup(style() + f"<style>{_resource('page.css')}</style>"),
+        script=Markup(_resource("page.js")),
+        safe=Markup,
+        short=short,
+        duration=duration,
+    )
+
+
+def tiles(run: Run) -> list[tuple[str, str, str]]:
+    """(heading, value, words) of what one wants to know first."""
+    done, total = run.latest.total and max(run.updates, default=0), run.total
+    found = [("Updates", f"{done:,} of {run.latest.life.lineage.schedule.total_updates:,}", duration(total.seconds))]
+    rewards = [row["reward"] for row in run.updates.values() if math.isfinite(row.get("reward", math.nan))]
+    if len(rewards) > 1:
+        few = max(1, min(5, len(rewards) // 2))
+        first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
+        found.append(("Reward", f"{first:.3f} → {last:.3f}", f"first and last {few} update{'' if few == 1 else 's'}"))
+    scores = [row["greedy"]["value"] for row in run.evaluations if row.get("greedy")]
+    if scores:
+        found.append(("Evaluation, greedy", " → ".join(f"{value:.3f}" for value in dict.fromkeys((scores[0], scores[-1]))), "share right"))
+    seconds = total.busy.get("rollout", 0.0)
+    if seconds:
+        found.append(
+            ("Rollout", f"{short(total.tokens / seconds)} tok/s", f"{total.trajectories:,} trajectories, {short(total.tokens)} tokens")
+        )
+    waits = {state: share for state, share in shares(total.trainer).items() if state not in WORKS}
+    if total.trainer:
+        worst = max(waits, key=lambda state: waits[state], default="")
+        found.append(("Trainer waits", f"{100 * sum(waits.values()):.0f} %", f"most for: {worst}" if worst else "never"))
+    if total.staleness:
+        bound = run.latest.life.lineage.schedule.bound
+        found.append(("Staleness", f"at most {max(total.staleness)}", f"versions; the bound is {bound}"))
+    broken = len(run.audit.violations)
+    checked = f"{run.audit.events + run.audit.commands:,} records"
+    found.append(("Audit", f"{broken} broken" if broken else "every rule holds", checked))
+    return found
+
+
+def embedded(value: Any) -> Markup:
+    """JSON that is safe within a script element."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+def _hover(run: Run, shown: Sequence[Card]) -> dict[str, Any]:
+    """What a pointer over a chart reads: updates and the metrics of the legends, in four digits; null = no value."""
+    names = [key.name for card in shown if card.hover for key in card.keys]
+    values = {name: [_digits(row.get(name, math.nan)) for row in run.updates.values()] for name in names}
+    return {"x": list(run.updates), "left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "values": values}
+
+
+def _digits(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _resource(name: str) -> str:
+    return (files("paceline.report") / name).read_text()
+
+
+def default_output(run: Path) -> Path:
+    """Where the page lies unless told otherwise."""
+    return run / "report.html"
