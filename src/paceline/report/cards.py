@@ -118,7 +118,7 @@ def evaluations(run: Run) -> list[Card]:
     if not run.evaluations:
         return []
     xs = [float(row["update"]) for row in run.evaluations]
-    series, keys = [], []
+    series, keys = list[Series](), list[Key]()
     for hue, (name, words) in enumerate((("greedy", "greedy"), ("sampled", "sampled"), ("parsed", "answers read"))):
         shares_ = [row.get(name) for row in run.evaluations]
         if any(share is not None for share in shares_):
@@ -136,7 +136,7 @@ def resumed(run: Run) -> list[float]:
 
 def _curve(run: Run, curve: Curve) -> Card | None:
     xs = [float(update) for update in run.updates]
-    series, keys = [], []
+    series, keys = list[Series](), list[Key]()
     for name, words in curve.metrics:
         values = [row.get(name, math.nan) for row in run.updates.values()]
         if any(map(math.isfinite, values)):
@@ -164,7 +164,10 @@ def _waiting(run: Run) -> list[Card]:
         parts = {_mark(state, whole): [one.get(state, 0.0) for one in seconds] for state in used}
         total = _sum([row.tally.slots if whole else row.tally.trainer for row in rows])
         keys = [Key(f"{state}: {states[state]}", f"t-{_mark(state, whole)}", value=f"{100 * shares(total)[state]:.0f} %") for state in used]
-        found.append(Card(title, unit, charts.stacked(title, xs, parts, whole), keys))
+        sums = [sum(one.values()) for one in seconds]
+        cut = sum(height > charts.ceiling(sums) for height in sums)
+        note = f"{cut} of {len(sums)} updates took longer than is drawn, at most {max(sums):,.1f} s" if cut else ""
+        found.append(Card(title, unit, charts.stacked(title, xs, parts, whole), keys, note=note))
     return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from paceline.timeline.canvas import Canvas
 from paceline.timeline.svg import nice
 
-WIDTH, HEIGHT = 360.0, 170.0
+WIDTH, HEIGHT, WIDE = 360.0, 170.0, 560.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 8.0, 20.0
 SMOOTH_FROM = 60
 """With more points than that a curve is drawn pale, and its running mean strong."""
@@ -32,8 +32,9 @@ class Series:
 class Plot:
     """One pair of axes. x is mapped from `first`..`last`, y from what it must show."""
 
-    def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], width: float = WIDTH) -> None:
         self.canvas = Canvas()
+        self.width = width
         self.first, self.last = x
         self.low, self.high, self.step = _rounded(*y)
 
@@ -41,7 +42,7 @@ class Plot:
         """Pixels."""
         span = self.last - self.first
         share = (value - self.first) / span if span > 0 else 0.5
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
+        return LEFT + share * (self.width - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         """Pixels."""
@@ -49,19 +50,18 @@ class Plot:
 
     def axes(self, x_labels: Sequence[tuple[float, str]]) -> None:
         """Lines and labels of both axes."""
-        tick = self.low
-        while tick <= self.high + self.step / 2:
-            self.canvas.line("grid", LEFT, self.y(tick), WIDTH - RIGHT, self.y(tick))
+        for number in range(round(self.low / self.step), round(self.high / self.step) + 1):
+            tick = number * self.step
+            self.canvas.line("grid", LEFT, self.y(tick), self.width - RIGHT, self.y(tick))
             self.canvas.text("soft right", LEFT - 5, self.y(tick) + 4, short(tick))
-            tick += self.step
         for value, words in x_labels:
             at = self.x(value)
-            kind = "soft right" if at > WIDTH - RIGHT - 12 else "soft mid"
-            self.canvas.text(kind, WIDTH - RIGHT if at > WIDTH - RIGHT - 12 else at, HEIGHT - 5, words)
+            kind = "soft right" if at > self.width - RIGHT - 12 else "soft mid"
+            self.canvas.text(kind, self.width - RIGHT if at > self.width - RIGHT - 12 else at, HEIGHT - 5, words)
 
     def svg(self, label: str) -> str:
         """The picture, for a page that has the style sheet."""
-        return self.canvas.fragment(WIDTH, HEIGHT, label)
+        return self.canvas.fragment(self.width, HEIGHT, label)
 
 
 def curves(label: str, xs: Sequence[float], series: Sequence[Series], marks: Sequence[float] = (), share: bool = False) -> str:
@@ -113,19 +113,26 @@ def stacked(label: str, xs: Sequence[float], parts: Mapping[str, Sequence[float]
     """One bar per x, parted by class; neighbours share a bar where there are too many."""
     bins = _bins(len(xs), 150)
     heights = [{kind: sum(values[i] for i in one) / len(one) for kind, values in parts.items()} for one in bins]
-    most = 1.0 if unit_share else max((sum(bar.values()) for bar in heights), default=1.0)
-    plot = Plot((xs[0] - 0.5, xs[-1] + 0.5), (0.0, most))
+    most = 1.0 if unit_share else ceiling([sum(bar.values()) for bar in heights])
+    plot = Plot((xs[0] - 0.5, xs[-1] + 0.5), (0.0, most), WIDE)
     plot.axes(ticks(xs[0], xs[-1]))
     for one, bar in zip(bins, heights, strict=True):
         left, right = plot.x(xs[one[0]] - 0.5), plot.x(xs[one[-1]] + 0.5)
         gap, base = (0.6 if right - left > 4 else 0.0), 0.0
         for kind, value in bar.items():
             if value > 0:
-                top = base + value
+                top = min(base + value, plot.high)
                 plot.canvas.merge(f"t-{kind}", left + gap, plot.y(top), right - left - 2 * gap, plot.y(base) - plot.y(top))
                 base = top
     plot.canvas.flush()
     return plot.svg(label)
+
+
+def ceiling(heights: Sequence[float]) -> float:
+    """What a bar chart must show: the highest, or less where a few would leave the others flat; those are cut at the top."""
+    ordered = sorted(heights)
+    usual = ordered[int(0.97 * (len(ordered) - 1))] if ordered else 1.0
+    return ordered[-1] if ordered and ordered[-1] <= 3 * usual else 1.5 * usual
 
 
 def bars(label: str, counts: Mapping[str, float], hue: int) -> str:
@@ -168,7 +175,7 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 
 def ticks(first: float, last: float) -> list[tuple[float, str]]:
     """About five round numbers between two, and the last one."""
-    step = max(1.0, nice(max(last - first, 1.0) / 5))
+    step = max(1.0, nice(max(last - first, 1.0) / 6))
     at = math.ceil(first / step) * step
     found = []
     while at < last - step / 2:
@@ -180,8 +187,6 @@ def ticks(first: float, last: float) -> list[tuple[float, str]]:
 def short(value: float) -> str:
     """A number for an axis: three digits, thousands as k, millions as M."""
     size = abs(value)
-    if size < 1e-12:
-        return "0"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
@@ -190,10 +195,11 @@ def short(value: float) -> str:
 
 def _rounded(low: float, high: float) -> tuple[float, float, float]:
     """(low, high, step) in round numbers with room for both; zero is the bottom where it is near."""
-    if low > 0 and low < 0.4 * high:
+    if low == high:
+        low, high = min(low, 0.0), max(high, 0.0) or float(low == 0)
+    if 0 < low < 0.4 * high:
         low = 0.0
-    span = high - low or max(abs(high), 1.0)
-    step = nice(span / 4)
+    step = nice((high - low) / 4)
     bottom = math.floor(low / step + 1e-9) * step
     top = math.ceil(high / step - 1e-9) * step
     return bottom, top if top > bottom else bottom + step, step

@@ -15,7 +15,7 @@ from typing import cast
 from paceline.core import commands as c
 from paceline.core.account import Account
 from paceline.core.account.causes import TRAINER, trainer
-from paceline.core.events import Event
+from paceline.core.events import Event, StopRequested
 from paceline.core.machine import Machine
 from paceline.core.outbox import Wait
 from paceline.report.troubles import Finding, Troubles, count
@@ -83,6 +83,8 @@ class _Replayed:
     account: Account
     troubles: Troubles
     stop: c.Stop | None = None
+    asked: str = ""
+    """Who asked it to stop."""
     last: float = 0.0
     records: int = 0
     fault: str = ""
@@ -113,7 +115,7 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         facts=tuple(_facts(read, rundir, len(lineages))),
         trainer="" if read.stop is not None or not read.records else _trainer(read),
         owed=() if read.stop is not None or read.fault else tuple(_owed(read.machine.waits(now), now)),
-        findings=tuple(findings),
+        findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
         notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices[-SHOWN:]),
         lineages=len(lineages),
     )
@@ -127,6 +129,8 @@ def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
         read.troubles.feed(record.value, record.now)
         if isinstance(record.value, c.Stop):
             read.stop = record.value
+        if isinstance(record.value, StopRequested):
+            read.asked = record.value.reason
         if record.direction == "event" and not read.fault:
             try:
                 read.machine.step(cast(Event, record.value), record.now)
@@ -174,8 +178,9 @@ def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, s
         return "failed", f"failed after {duration(read.last)}: {stop.reason}"
     if process is not None:
         return "ending", f"ends ({stop.reason}): process {process} writes the model and stops its workers"
-    whole = read.account.scene.updates >= read.lineage.schedule.total_updates
-    return ("done", f"is done: {stop.reason}, after {duration(read.last)}") if whole else ("left", f"was left: {stop.reason}")
+    if read.asked and read.account.scene.updates < read.lineage.schedule.total_updates:
+        return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
+    return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
 
 def _ended(state: str, headline: str, rundir: RunDir) -> list[Finding]:

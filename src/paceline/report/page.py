@@ -77,8 +77,8 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
         bound = run.latest.life.lineage.schedule.bound
         found.append(("Staleness", f"at most {max(total.staleness)}", f"versions; the bound is {bound}"))
     broken = len(run.audit.violations)
-    checked = f"{run.audit.events + run.audit.commands:,} records"
-    found.append(("Audit", f"{broken} broken" if broken else "every rule holds", checked))
+    checked = f"rules and replay of {run.audit.events + run.audit.commands:,} records"
+    found.append(("Audit", f"{broken} broken" if broken else "clean", checked))
     return found
 
 

@@ -48,6 +48,8 @@ class Troubles:
     def __init__(self) -> None:
         self._open: dict[int, Command] = {}
         """Commands that are not answered yet, of the kinds that can fail."""
+        self._running: dict[tuple[int, int], tuple[c.Admit, str]] = {}
+        """Attempts under way, and the instance that runs them now, by (group, sample)."""
         self._failed: dict[str, list[str]] = defaultdict(list)
         """Attempts that failed, by error."""
         self._lost: list[str] = []
@@ -62,10 +64,14 @@ class Troubles:
         """Take one record in, made at `now` seconds."""
         if isinstance(record, _CAN_FAIL):
             self._open[record.id] = record
+            if isinstance(record, c.Admit):
+                self._running[record.group, record.sample] = (record, record.instance)
         elif (note := _NOTES.get(type(record))) is not None:
             note(self, record, now)
         if (answered := getattr(record, "command", None)) is not None and not isinstance(record, e.DispatchConsumed):
-            self._open.pop(answered, None)
+            done = self._open.pop(answered, None)
+            if isinstance(done, c.Admit | c.Abort):
+                self._running.pop((done.group, done.sample), None)
 
     def _attempt(self, event: e.TrajectoryFailed, now: float) -> None:
         self._failed[event.error].append(f"group {event.group} sample {event.sample} attempt {event.attempt} on {event.instance}")
@@ -82,9 +88,18 @@ class Troubles:
             self._others.append(f"at {now:.1f} s, {owner}, {what}: {event.error}")
 
     def _instance(self, event: e.InstanceLost, now: float) -> None:
-        running = [f"{x.group}.{x.sample}" for x in self._open.values() if isinstance(x, c.Admit) and x.instance == event.instance]
-        had = f"; it had {count(len(running), 'trajectory').replace('ys', 'ies')} (group.sample {named(running)})" if running else ""
+        on_it = [key for key, (_, where) in self._running.items() if where == event.instance]
+        for key in on_it:
+            self._open.pop(self._running.pop(key)[0].id, None)
+        names = named(f"{group}.{sample}" for group, sample in on_it)
+        had = f"; it had {len(on_it)} of the trajectories (group.sample {names})" if on_it else ""
         self._lost.append(f"at {now:.1f} s, {event.instance}: {event.reason}{had}")
+
+    def _moved(self, event: e.Migrated, now: float) -> None:
+        command = self._open.get(event.command)
+        if isinstance(command, c.Migrate):
+            moved = [key for key in event.moved if key in self._running]
+            self._running.update({key: (self._running[key][0], command.target) for key in moved})
 
     def _update(self, event: e.UpdateFinished, now: float) -> None:
         command = self._open.get(event.command)
@@ -149,6 +164,7 @@ _NOTES: dict[type, Callable[[Troubles, Any, float], None]] = {
     e.TrajectoryFailed: Troubles._attempt,
     e.CommandFailed: Troubles._command,
     e.InstanceLost: Troubles._instance,
+    e.Migrated: Troubles._moved,
     e.UpdateFinished: Troubles._update,
     c.Terminal: Troubles._terminal,
     c.Warn: Troubles._warn,
