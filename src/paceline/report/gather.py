@@ -81,7 +81,7 @@ def gather(run: Path, samples: int) -> Run:
         lives = [_told(reader, life) for life in lives_of(reader)]
     if not lives:
         raise ConfigError(f"{ledger}: is empty: the run ended, or is, before its first decision; paceline doctor {run} says more")
-    config = run / "config.toml"
+    config, audited = run / "config.toml", audit(ledger)
     return Run(
         name=run.resolve().name,
         lives=lives,
@@ -89,8 +89,8 @@ def gather(run: Path, samples: int) -> Run:
         evaluations=_evaluations(run / "eval.jsonl", [told.life for told in lives]),
         samples=select(run / "trajectories", [told.life for told in lives], samples),
         config=config.read_text() if config.is_file() else "",
-        audit=audit(ledger),
-        diagnosis=diagnose(run),
+        audit=audited,
+        diagnosis=diagnose(run, audited),
     )
 
 
