@@ -36,13 +36,7 @@ def lines(run: Path, diagnosis: Diagnosis) -> Iterator[str]:
     """A diagnosis as text: what is, what is waited for, what went wrong."""
     yield f"{run} {diagnosis.headline}"
     yield from (f"  {fact}" for fact in diagnosis.facts)
-    if diagnosis.trainer:
-        yield f"  trainer: {diagnosis.trainer}"
-    if diagnosis.owed:
-        yield "waits for" if diagnosis.state == "running" else "waited for, when the records end"
-        yield from (f"  {_debt(owed, diagnosis.state == 'running')}" for owed in diagnosis.owed[:SHOWN])
-        if len(diagnosis.owed) > SHOWN:
-            yield f"  and {len(diagnosis.owed) - SHOWN} more"
+    yield from _waiting(diagnosis)
     for finding in diagnosis.findings:
         yield f"{finding.level}: {finding.what}"
         yield from (f"  {line}" for line in finding.details[:SHOWN])
@@ -52,6 +46,17 @@ def lines(run: Path, diagnosis: Diagnosis) -> Iterator[str]:
         yield "the last notices it showed"
         yield from (f"  {line}" for line in diagnosis.notices)
     yield "nothing needs you" if diagnosis.healthy else "this needs you"
+
+
+def _waiting(diagnosis: Diagnosis) -> Iterator[str]:
+    live = diagnosis.state == "running"
+    if diagnosis.trainer:
+        yield f"  trainer: {diagnosis.trainer}"
+    if diagnosis.owed:
+        yield "waits for" if live else "waited for, when the records end"
+        yield from (f"  {_debt(owed, live)}" for owed in diagnosis.owed[:SHOWN])
+    if len(diagnosis.owed) > SHOWN:
+        yield f"  and {len(diagnosis.owed) - SHOWN} more"
 
 
 def _debt(owed: Owed, live: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.account.causes import ROLLOUT, TRAINER
-from paceline.core.account.tally import shares
+from paceline.core.account.tally import increase, mean, shares
 from paceline.report import charts
 from paceline.report.charts import Series
 from paceline.report.gather import Run
@@ -97,36 +97,39 @@ def histograms(run: Run) -> list[Card]:
     total, lengths = run.total, dict[int, int]()
     for told in run.lives:
         for length, number in told.lengths.items():
-            lengths[length] = lengths.get(length, 0) + number
-    cards = []
-    for title, unit, counts, hue in (
-        ("Staleness at consumption", "groups by versions", total.staleness, 0),
-        ("Staleness in updates", "groups by updates", total.staleness_updates, 2),
-        ("Lengths", "trajectories by sampled tokens", lengths, 3),
-    ):
-        if counts:
-            whole = charts.histogram(counts)
-            words = (
-                f"{sum(counts.values()):,}, mean {sum(v * n for v, n in counts.items()) / sum(counts.values()):,.4g}, most {max(counts):,}"
-            )
-            cards.append(Card(title, unit, charts.bars(title, whole, hue), [], note=words))
-    return cards
+            increase(lengths, length, number)
+    found = (
+        _histogram("Staleness at consumption", "groups by versions", total.staleness, 0),
+        _histogram("Staleness in updates", "groups by updates", total.staleness_updates, 2),
+        _histogram("Lengths", "trajectories by sampled tokens", lengths, 3),
+    )
+    return [card for card in found if card is not None]
+
+
+def _histogram(title: str, unit: str, counts: Mapping[int, int], hue: int) -> Card | None:
+    if not counts:
+        return None
+    words = f"{sum(counts.values()):,}, mean {mean(counts):,.4g}, most {max(counts):,}"
+    return Card(title, unit, charts.bars(title, charts.histogram(counts), hue), [], note=words)
 
 
 def evaluations(run: Run) -> list[Card]:
     """Evaluations over updates, with their intervals."""
     if not run.evaluations:
         return []
+    measured = ((0, "greedy", "greedy"), (1, "sampled", "sampled"), (2, "parsed", "answers read"))
+    lines = [(_scores(run, name, hue), words) for hue, name, words in measured if any(row.get(name) for row in run.evaluations)]
+    keys = [Key(words, f"v{one.hue}", value=f"{one.values[-1]:.3f}") for one, words in lines]
     xs = [float(row["update"]) for row in run.evaluations]
-    series, keys = list[Series](), list[Key]()
-    for hue, (name, words) in enumerate((("greedy", "greedy"), ("sampled", "sampled"), ("parsed", "answers read"))):
-        shares_ = [row.get(name) for row in run.evaluations]
-        if any(share is not None for share in shares_):
-            values = [math.nan if share is None else share["value"] for share in shares_]
-            error = [(math.nan, math.nan) if share is None else (share["low"], share["high"]) for share in shares_]
-            series.append(Series(name, values, hue, error))
-            keys.append(Key(words, f"v{hue}", value=f"{values[-1]:.3f}"))
-    return [Card("Evaluation", "share right, 95 % interval", charts.curves("Evaluation", xs, series, share=True), keys)]
+    svg = charts.curves("Evaluation", xs, [one for one, _ in lines], share=True)
+    return [Card("Evaluation", "share right, 95 % interval", svg, keys)]
+
+
+def _scores(run: Run, name: str, hue: int) -> Series:
+    """One measured share over the evaluations, with its intervals."""
+    none = {"value": math.nan, "low": math.nan, "high": math.nan}
+    found = [row.get(name) or none for row in run.evaluations]
+    return Series(name, [share["value"] for share in found], hue, [(share["low"], share["high"]) for share in found])
 
 
 def resumed(run: Run) -> list[float]:
@@ -154,35 +157,30 @@ def _waiting(run: Run) -> list[Card]:
     rows = [row for told in run.lives for row in told.updates]
     if not rows:
         return []
-    xs = [float(row.step) for row in rows]
-    found = []
-    for title, unit, states, seconds, whole in (
-        ("What the trainer did and waited for", "seconds per update", TRAINER, [row.tally.trainer for row in rows], False),
-        ("What rollout slots did and waited for", "share of slot-seconds", ROLLOUT, [shares(row.tally.slots) for row in rows], True),
-    ):
-        used = [state for state in states if any(one.get(state, 0.0) for one in seconds)]
-        parts = {_mark(state, whole): [one.get(state, 0.0) for one in seconds] for state in used}
-        total = _sum([row.tally.slots if whole else row.tally.trainer for row in rows])
-        keys = [Key(f"{state}: {states[state]}", f"t-{_mark(state, whole)}", value=f"{100 * shares(total)[state]:.0f} %") for state in used]
-        sums = [sum(one.values()) for one in seconds]
-        cut = sum(height > charts.ceiling(sums) for height in sums)
-        note = f"{cut} of {len(sums)} updates took longer than is drawn, at most {max(sums):,.1f} s" if cut else ""
-        found.append(Card(title, unit, charts.stacked(title, xs, parts, whole), keys, note=note))
-    return found
+    xs, trainer, slots = [float(row.step) for row in rows], [row.tally.trainer for row in rows], [row.tally.slots for row in rows]
+    sums = [sum(one.values()) for one in trainer]
+    cut = sum(height > charts.ceiling(sums) for height in sums)
+    note = f"{cut} of {len(sums)} updates took longer than is drawn, at most {max(sums):,.1f} s" if cut else ""
+    return [
+        _causes("What the trainer did and waited for", "seconds per update", xs, trainer, TRAINER, note),
+        _causes("What rollout slots did and waited for", "share of slot-seconds", xs, slots, ROLLOUT, ""),
+    ]
 
 
-def _mark(state: str, slot: bool) -> str:
-    """Colours are those of the trainer's lane where both have the state."""
-    return (
-        {"decode": "decode", "frontier": "order", "buffer": "reward", "placement": "rollout", "end": "fleet"}.get(state, state)
-        if slot
-        else state
-    )
-
-
-def _sum(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _causes(title: str, unit: str, xs: list[float], seconds: list[dict[str, float]], states: Mapping[str, str], note: str) -> Card:
+    """Bars by state; for slots the shares, since how many are up may change."""
+    slots = states is ROLLOUT
+    shown = [shares(one) for one in seconds] if slots else seconds
     total: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
+    for one in seconds:
+        for state, value in one.items():
+            increase(total, state, value)
+    used = [state for state in states if total.get(state, 0.0) > 0]
+    marks = {state: _SLOT_MARKS.get(state, state) if slots else state for state in used}
+    parts = {marks[state]: [one.get(state, 0.0) for one in shown] for state in used}
+    keys = [Key(f"{state}: {states[state]}", f"t-{marks[state]}", value=f"{100 * shares(total)[state]:.0f} %") for state in used]
+    return Card(title, unit, charts.stacked(title, xs, parts, slots), keys, note=note)
+
+
+_SLOT_MARKS = {"frontier": "order", "buffer": "reward", "placement": "rollout", "end": "fleet"}
+"""Colours are those of the trainer's lane where both have the state; other states of a slot borrow one."""

@@ -88,7 +88,12 @@ class _Replayed:
     last: float = 0.0
     records: int = 0
     fault: str = ""
-    """Why the machine could not follow."""
+    """Why the machine could not follow; the audit says the same."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it began and has not come to its end."""
+        return self.records > 0 and self.stop is None
 
 
 def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None = None) -> Diagnosis:
@@ -103,9 +108,9 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     with closing(LedgerReader(rundir.ledger)) as reader:
         lineages = reader.lineages()
         read = _replay(reader, lineages[-1]) if lineages else None
-    notices = [notice for notice in read_notices(rundir.notices) if read is not None and notice.lineage == read.lineage.id]
     if read is None:
         return _empty(process)
+    notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
     state, headline = _state(read, process, now, notices)
     findings = [*_ended(state, headline, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(rundir, read, audited), *_disk(run)]
@@ -113,8 +118,8 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         state=state,
         headline=headline,
         facts=tuple(_facts(read, rundir, len(lineages))),
-        trainer="" if read.stop is not None or not read.records else _trainer(read),
-        owed=() if read.stop is not None or read.fault else tuple(_owed(read.machine.waits(now), now)),
+        trainer=TRAINER[trainer(read.account.scene)] if read.open else "",
+        owed=tuple(_owed(read.machine.waits(now), now)) if read.open and not read.fault else (),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
         notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices[-SHOWN:]),
         lineages=len(lineages),
@@ -205,10 +210,6 @@ def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
     checkpoint = rundir.latest_checkpoint() if rundir.checkpoints.is_dir() else None
     facts.append(f"last complete checkpoint: {checkpoint.name}" if checkpoint is not None else "no checkpoint yet")
     return facts
-
-
-def _trainer(read: _Replayed) -> str:
-    return TRAINER[trainer(read.account.scene)]
 
 
 # What it waits for

@@ -9,7 +9,7 @@ from paceline.timeline.range import Range
 from paceline.timeline.story import GroupSpan, Move
 from paceline.timeline.svg import Items, Picture
 
-GROUPS = 320
+GROUPS = 200
 """Groups that one picture shows, about."""
 
 

@@ -101,13 +101,17 @@ def _told(reader: LedgerReader, life: Life) -> Told:
             began, told.start = True, record.now
         if isinstance(record.value, TrajectoryFinished):
             increase(told.lengths, record.value.tokens, 1)
-        told.items += [item for item in story.feed(record.value, record.now) if not isinstance(item, TrajectorySpan)]
-    told.items += [item for item in story.close() if not isinstance(item, TrajectorySpan)]
+        told.items += _drawn(story.feed(record.value, record.now))
+    told.items += _drawn(story.close())
     told.end, told.total = story.account.now, story.account.total
     told.updates = [row for row in story.rows if row.axis == "update" and life.holds(row.step)]
     end = told.updates[-1].now if told.updates and math.isfinite(life.last) else math.inf
     told.periods = [row for row in story.rows if row.axis == "publish" and row.trained <= end]
     return told
+
+
+def _drawn(items: list[Item]) -> list[Item]:
+    return [item for item in items if not isinstance(item, TrajectorySpan)]
 
 
 def _updates(run: Path, lives: list[Told]) -> dict[int, dict[str, float]]:

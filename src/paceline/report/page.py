@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -52,34 +53,42 @@ def render(run: Run, made: datetime | None = None) -> str:
     )
 
 
-def tiles(run: Run) -> list[tuple[str, str, str]]:
-    """(heading, value, words) of what one wants to know first."""
-    done, total = run.latest.total and max(run.updates, default=0), run.total
-    found = [("Updates", f"{done:,} of {run.latest.life.lineage.schedule.total_updates:,}", duration(total.seconds))]
-    rewards = [row["reward"] for row in run.updates.values() if math.isfinite(row.get("reward", math.nan))]
-    if len(rewards) > 1:
-        few = max(1, min(5, len(rewards) // 2))
-        first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
-        found.append(("Reward", f"{first:.3f} → {last:.3f}", f"first and last {few} update{'' if few == 1 else 's'}"))
-    scores = [row["greedy"]["value"] for row in run.evaluations if row.get("greedy")]
-    if scores:
-        found.append(("Evaluation, greedy", " → ".join(f"{value:.3f}" for value in dict.fromkeys((scores[0], scores[-1]))), "share right"))
-    seconds = total.busy.get("rollout", 0.0)
-    if seconds:
-        found.append(
-            ("Rollout", f"{short(total.tokens / seconds)} tok/s", f"{total.trajectories:,} trajectories, {short(total.tokens)} tokens")
-        )
-    waits = {state: share for state, share in shares(total.trainer).items() if state not in WORKS}
+Tile = tuple[str, str, str]
+"""Heading, value, words."""
+
+
+def tiles(run: Run) -> list[Tile]:
+    """What one wants to know first."""
+    total, schedule = run.total, run.latest.life.lineage.schedule
+    done = max(run.updates, default=0)
+    found = [("Updates", f"{done:,} of {schedule.total_updates:,}", duration(total.seconds)), *_learnt(run)]
+    if seconds := total.busy.get("rollout", 0.0):
+        made = f"{total.trajectories:,} trajectories, {short(total.tokens)} tokens"
+        found.append(("Rollout", f"{short(total.tokens / seconds)} tok/s", made))
     if total.trainer:
-        worst = max(waits, key=lambda state: waits[state], default="")
-        found.append(("Trainer waits", f"{100 * sum(waits.values()):.0f} %", f"most for: {worst}" if worst else "never"))
+        found.append(_waits(shares(total.trainer)))
     if total.staleness:
-        bound = run.latest.life.lineage.schedule.bound
-        found.append(("Staleness", f"at most {max(total.staleness)}", f"versions; the bound is {bound}"))
+        found.append(("Staleness", f"at most {max(total.staleness)}", f"versions; the bound is {schedule.bound}"))
     broken = len(run.audit.violations)
     checked = f"rules and replay of {run.audit.events + run.audit.commands:,} records"
-    found.append(("Audit", f"{broken} broken" if broken else "clean", checked))
-    return found
+    return [*found, ("Audit", f"{broken} broken" if broken else "clean", checked)]
+
+
+def _learnt(run: Run) -> Iterator[Tile]:
+    rewards = [row["reward"] for row in run.updates.values() if math.isfinite(row.get("reward", math.nan))]
+    if len(rewards) > 1:
+        few = min(5, len(rewards) // 2)
+        first, last = fmean(rewards[:few]), fmean(rewards[-few:])
+        yield "Reward", f"{first:.3f} → {last:.3f}", f"first and last {few} update{'' if few == 1 else 's'}"
+    scores = [row["greedy"]["value"] for row in run.evaluations if row.get("greedy")]
+    if scores:
+        yield "Evaluation, greedy", " → ".join(f"{value:.3f}" for value in (scores[0], *scores[1:][-1:])), "share right"
+
+
+def _waits(spent: Mapping[str, float]) -> Tile:
+    waits = {state: share for state, share in spent.items() if state not in WORKS}
+    worst = max(waits, key=lambda state: waits[state], default="")
+    return "Trainer waits", f"{100 * sum(waits.values()):.0f} %", f"most for: {worst}" if worst else "never"
 
 
 def embedded(value: Any) -> Markup:
