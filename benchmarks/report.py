@@ -14,6 +14,8 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
+from PIL import Image
+
 import made_runs
 from browser import Browser, find
 from evidence import ROOT, measured
@@ -70,15 +72,19 @@ def main() -> None:
             figures[f"updates_{updates}"] = row
 
 
+SCROLL = 'document.documentElement.style.scrollBehavior = "auto"; document.getElementById("{}").scrollIntoView();'
+OPEN = "for (const sample of [...document.querySelectorAll('.sample')].slice(0, 2)) sample.open = true;"
+
+
 def pictures(browser: Browser, page: Path) -> None:
-    """Desktop, dark, phone, and a sample that is open."""
+    """Desktop, dark, phone, and samples that are open."""
     folder = ROOT / "docs" / "figures"
-    browser.picture(page, folder / "report-desktop.png", 1280, 1500)
-    browser.picture(page, folder / "report-dark.png", 1280, 1100, dark=True, script='document.getElementById("timeline").scrollIntoView();')
-    browser.picture(page, folder / "report-phone.png", 390, 1100)
-    opened = 'document.getElementById("samples").scrollIntoView();'
-    opened += "for (const sample of [...document.querySelectorAll('.sample')].slice(0, 2)) sample.open = true;"
-    browser.picture(page, folder / "report-samples.png", 1280, 800, script=opened)
+    browser.picture(page, folder / "report-desktop.png", 1280, 1240)
+    browser.picture(page, folder / "report-dark.png", 1280, 1240, dark=True, script=SCROLL.format("time"))
+    browser.picture(page, folder / "report-samples.png", 1280, 900, script=SCROLL.format("samples") + OPEN)
+    phone = folder / "report-phone.png"
+    browser.picture(page, phone, 390, 1100)
+    Image.open(phone).crop((0, 0, 390, 1100)).save(phone, optimize=True)  # no window is so narrow
 
 
 if __name__ == "__main__":

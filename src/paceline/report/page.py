@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from paceline import __version__
 from paceline.core.account.tally import shares
+from paceline.core.schedule import Schedule
 from paceline.report import cards
 from paceline.report.cards import Card
 from paceline.report.charts import LEFT, RIGHT, WIDTH, short
@@ -23,6 +24,7 @@ from paceline.report.doctor import duration
 from paceline.report.gantt import views
 from paceline.report.gather import Run
 from paceline.timeline.canvas import style
+from paceline.timeline.story import Mark
 
 WORKS = ("train", "publish", "checkpoint")
 
@@ -36,8 +38,9 @@ def render(run: Run, made: datetime | None = None) -> str:
         version=__version__,
         made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
         started=run.lives[0].life.lineage.started.replace("T", " ")[:16],
-        schedule=run.latest.life.lineage.schedule,
         tiles=tiles(run),
+        promise=promise(run.latest.life.lineage.schedule),
+        decisions=[(item.time, item.text) for item in run.latest.items if isinstance(item, Mark) and item.kind == "note"],
         learning=learning,
         evaluations=cards.evaluations(run),
         times=times,
@@ -51,6 +54,18 @@ def render(run: Run, made: datetime | None = None) -> str:
         short=short,
         duration=duration,
     )
+
+
+def promise(schedule: Schedule) -> str:
+    """The schedule and what it is bounded by, in words."""
+    frontier = {"None": "unlimited (fifo)", "auto": "chosen per round"}.get(str(schedule.frontier), schedule.frontier)
+    bounds = {
+        "serial": "strictly on-policy",
+        "pipelined": f"strictly on-policy, frontier {frontier}",
+        "streaming": f"staleness at most {schedule.staleness}, {schedule.at_publish} at publish",
+        "multiversion": f"window of {schedule.version_window} versions",
+    }
+    return f"{schedule.preset}: {bounds[schedule.preset]}; {schedule.groups_per_update} groups of {schedule.group_size} per update"
 
 
 Tile = tuple[str, str, str]
