@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import emulated
+from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.checks import reward_name
 from paceline.config.load import dump
@@ -35,7 +35,6 @@ from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_ori
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.task import RowTask
-from paceline.trackers.jsonl import JsonlTracker
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError
 from paceline.types.progress import Progress
@@ -57,6 +56,7 @@ def train(
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
+    tracking.require(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
@@ -119,7 +119,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             store=FileStore(rundir.weights),
             rundir=rundir,
             ledger=ledger,
-            trackers=[JsonlTracker(rundir.metrics, lineage)],
+            trackers=tracking.trackers(config, rundir, lineage, lambda text: session.recorder.notice(text)),
             on_progress=on_progress,
         )
         stop = await session.run()

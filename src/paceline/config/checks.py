@@ -163,6 +163,7 @@ RULES: dict[str, list[Rule[Any]]] = {
     "algorithm": own.ALGORITHM,
     "emulated": own.EMULATED,
     "eval": own.EVAL,
+    "tracking": own.TRACKING,
     "": WHOLE,
 }
 """All rules by the section they judge."""

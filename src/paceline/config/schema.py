@@ -11,6 +11,7 @@ from pydantic import Field
 
 from paceline.config.emulated import EmulatedConfig
 from paceline.config.section import Decay, Ids, Section, Table, Texts
+from paceline.config.tracking import TrackingConfig
 
 DEFAULT_STALENESS = 1
 """S of streaming when none is given: the least that lets generation and training overlap."""
@@ -346,3 +347,5 @@ class Config(Section):
     """What the emulated engine pretends."""
     eval: EvalConfig = EvalConfig()
     """Held-out evaluation."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Services that metrics are sent to."""

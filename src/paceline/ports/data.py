@@ -34,7 +34,10 @@ class Tracker(Protocol):
     """A sink for metrics with one axis per kind (`update`, `publish`, `eval`)."""
 
     def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
-        """Record values at `step` of `axis`. Steps of an axis ascend."""
+        """Record values at `step` of `axis`. Steps of an axis ascend within a lineage; those of different axes have no order.
+
+        ValueError: these values cannot be recorded, whatever is tried. Any other error: not now.
+        """
 
     def close(self) -> None:
         """Flush and release."""

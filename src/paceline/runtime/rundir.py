@@ -64,6 +64,7 @@ class RunDir:
         self.weights = root / "weights"
         self.moves = root / "moves"
         self.model = root / "model"
+        self.tracking = root / "tracking"
         self._lock: IO[str] | None = None
 
     def open(self, *, resume: bool) -> None:
