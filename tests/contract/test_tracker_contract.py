@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import struct
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,13 +69,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     module = importlib.import_module(f"paceline.trackers.{kind}")
     said: list[str] = []
+    run = uuid.uuid5(uuid.NAMESPACE_URL, str(tmp_path)).hex
 
     def _open() -> Tracker:
-        link = Link("0123456789abcdef", "tests", "contract", tmp_path / kind, {"run": {"seed": 1}}, offline=True)
+        link = Link(run, "tests", "contract", tmp_path / kind, {"run": {"seed": 1}}, offline=True)
         link.directory.mkdir(exist_ok=True)
-        return Both(JsonlTracker(metrics), Mirror(kind, metrics, lambda run: module.open_tracker(link), tmp_path, said.append))
+        return Both(JsonlTracker(metrics), Mirror(kind, metrics, lambda _: module.open_tracker(link), tmp_path, said.append))
 
-    yield Place(_open, lambda: READERS[kind](tmp_path / kind), said, kind in ("wandb", "trackio"))
+    yield Place(_open, lambda: READERS[kind](tmp_path / kind, run), said, kind in ("wandb", "trackio"))
 
 
 def _sorted(rows: Kept, in_order: bool) -> Kept:
@@ -87,8 +91,8 @@ def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place
         tracker.log(axis, step, {"x": value})
     tracker.close()
     tracker.close()
-    assert place.kept() == _sorted(sent, place.in_order)
     assert place.said == []
+    assert place.kept() == _sorted(sent, place.in_order)
 
 
 def test_a_resumed_run_is_continued_where_it_was(place: Place) -> None:
@@ -99,8 +103,8 @@ def test_a_resumed_run_is_continued_where_it_was(place: Place) -> None:
         for axis, step, value in rows:
             tracker.log(axis, step, {"x": value})
         tracker.close()
-    assert place.kept() == _sorted(first + then, place.in_order)
     assert place.said == []
+    assert place.kept() == _sorted(first + then, place.in_order)
 
 
 @pytest.mark.parametrize("make", [MemoryTracker, lambda: JsonlTracker("m.jsonl")])
@@ -119,7 +123,7 @@ def test_axes_count_for_themselves_but_a_step_back_on_one_is_refused(
 # --- what the services have
 
 
-def _tensorboard(directory: Path) -> Kept:
+def _tensorboard(directory: Path, run: str) -> Kept:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     kept = []
@@ -129,40 +133,57 @@ def _tensorboard(directory: Path) -> Kept:
     return kept
 
 
-def _wandb(directory: Path) -> Kept:
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+def _wandb(directory: Path, run: str) -> Kept:
+    from wandb.proto.wandb_internal_pb2 import Record
 
     kept = []
-    for path in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-            kept += _from_history(items)
+    for path in sorted(directory.glob(f"wandb/offline-run-*/run-{run}.wandb"), key=lambda path: path.stat().st_mtime_ns):
+        records: list[Any] = []
+        for _ in range(500):  # W&B's own process ends the file a moment after `finish` returned
+            records = [Record.FromString(data) for data in _chunks(path.read_bytes())]
+            if records and records[-1].HasField("exit"):
+                break
+            time.sleep(0.02)
+        for record in records:
+            kept += _from_history({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
     return kept
 
 
-def _trackio(directory: Path) -> Kept:
+def _chunks(content: bytes) -> Iterator[bytes]:
+    """The records of W&B's offline file, a LevelDB log: after seven bytes of its own, blocks of 32 KiB of (crc, length, type, data)."""
+    whole, place = b"", 7
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def _trackio(directory: Path, run: str) -> Kept:
     from trackio.sqlite_storage import SQLiteStorage
 
-    return [row for logs in SQLiteStorage.get_logs("tests", "contract-01234567") for row in _from_history(logs)]
+    return [row for logs in SQLiteStorage.get_logs("tests", f"contract-{run[:8]}") for row in _from_history(logs)]
 
 
-def _mlflow(directory: Path) -> Kept:
+def _mlflow(directory: Path, run: str) -> Kept:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{directory / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("tests")
-    (run,) = client.search_runs([experiment.experiment_id])
-    names = sorted(name for name in run.data.metrics if name.endswith("/x"))
-    return [(name.removesuffix("/x"), m.step, m.value) for name in names for m in client.get_metric_history(run.info.run_id, name)]
+    (found,) = client.search_runs([experiment.experiment_id])
+    names = sorted(name for name in found.data.metrics if name.endswith("/x"))
+    return [(name.removesuffix("/x"), m.step, m.value) for name in names for m in client.get_metric_history(found.info.run_id, name)]
 
 
 def _from_history(row: dict[str, Any]) -> Kept:
-    return [(name.removesuffix("/x"), int(row[name.removesuffix("x") + "step"]), value) for name, value in row.items() if name.endswith("/x")]
+    return [
+        (name.removesuffix("/x"), int(row[name.removesuffix("x") + "step"]), value) for name, value in row.items() if name.endswith("/x")
+    ]
 
 
 READERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}

@@ -108,8 +108,7 @@ class Mirror:
                 if closing and self._tracker is not None:
                     self._tracker.close()
                 wait = self._retry_s[0]
-            # Behind a service lies foreign code on a network: whatever it raises, the rows are in the file and the run goes on.
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - behind a service lies foreign code: the rows are in the file, the run goes on
                 self._complain(error)
                 if not closing:
                     self._pause(wait)
@@ -161,7 +160,7 @@ class Mirror:
 def _read(path: Path) -> Position:
     try:
         return Position(**json.loads(path.read_text()))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, TypeError):  # none yet, or not ours: a run of its own, with all rows
         return Position(uuid.uuid4().hex)
 
 
@@ -186,4 +185,4 @@ def _row(line: bytes) -> dict[str, Any] | None:
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The values that are numbers, the lineage among them; non-finite ones are texts in the file."""
     texts = ("NaN", "Infinity", "-Infinity")
-    return {name: float(value) for name, value in row.items() if isinstance(value, (int, float)) or (isinstance(value, str) and value in texts)}
+    return {name: float(value) for name, value in row.items() if isinstance(value, (int, float)) or value in texts}
