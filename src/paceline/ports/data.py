@@ -17,6 +17,9 @@ class Task(Protocol):
     def prompt(self, index: int) -> Prompt:
         """The prompt at a position of the run's data order; epochs follow each other (index // len is the epoch)."""
 
+    def every_row(self) -> Sequence[Prompt]:
+        """Every row once, also those that an epoch leaves out; their `index` means nothing."""
+
     def fingerprint(self) -> str:
         """Changes when rows, their order, the mapping or the template change."""
 

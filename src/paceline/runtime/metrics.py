@@ -111,10 +111,24 @@ def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "reward_std": statistics.fmean(deviations),
         "frac_reward_zero_std": statistics.fmean(not has_signal(group.rewards) for group in groups),
         "outcome": statistics.fmean(outcome for group in groups for outcome in group.outcomes),
+        **_tasks(groups),
         **_reward_parts(groups),
         **_unparsed(groups),
         **_reasons(groups),
     }
+
+
+def _tasks(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Mean reward, mean outcome and number of groups of each task, where the update has several."""
+    by_task: dict[str, list[ScoredGroup]] = {}
+    for group in groups:
+        by_task.setdefault(group.prompt.task, []).append(group)
+    row = {}
+    for name, own in sorted(by_task.items()) if len(by_task) > 1 else ():
+        row[f"reward/{name}"] = statistics.fmean(reward for group in own for reward in group.rewards)
+        row[f"outcome/{name}"] = statistics.fmean(outcome for group in own for outcome in group.outcomes)
+        row[f"update/groups/{name}"] = len(own)
+    return row
 
 
 def _reward_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:
