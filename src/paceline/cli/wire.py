@@ -22,7 +22,7 @@ from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
-from paceline.config.schema import Config
+from paceline.config.schema import Config, TaskConfig
 from paceline.core.evaluation import summarize
 from paceline.core.schedule import Resume
 from paceline.ports.pool import WorkerBody, WorkerSpec
@@ -43,7 +43,6 @@ from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
-    from paceline.ports.data import Task
     from paceline.ports.pool import Pool
 
 
@@ -259,6 +258,10 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
+def _every_task(config: Config) -> list[TaskConfig]:
+    return [*training_tasks(config), *([config.eval.task] if config.eval.task else [])]
+
+
 def _emulates(config: Config) -> bool:
     return config.rollout.engine == "emulated"
 
@@ -277,8 +280,7 @@ def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
         "verifiers": config.pool.verifiers,
     }
-    tasks = [*training_tasks(config), *([config.eval.task] if config.eval.task else [])]
-    generators = {task_name(t): {"name": t.name, "parameters": t.parameters} for t in tasks if t.kind == "reasoning_gym"}
+    generators = {task_name(t): {"name": t.name, "parameters": t.parameters} for t in _every_task(config) if t.kind == "reasoning_gym"}
     if generators:
         arguments |= {"scorer": "paceline.tasks.gym:scorers", "scorer_arguments": {"tasks": generators}}
     return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
@@ -338,7 +340,11 @@ def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.contents import contents
     from paceline.cli.data import DataBody
+    from paceline.tasks.files import check_columns
 
+    for task in _every_task(config):
+        if task.kind == "file":
+            check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
     if _emulates(config):
         from paceline.tasks.synthetic import SyntheticTokenizer
 

@@ -36,8 +36,16 @@ def rows(config: TaskConfig) -> Iterator[Row | BadRow]:
 
 
 def check_columns(config: TaskConfig) -> None:
-    """Raise for a file that cannot be read or lacks a column; reads no more rows than needed for it."""
-    next(iter(_records(config, Path(config.path))), None)
+    """Raise for a file that cannot be read or lacks a column altogether; reads no more rows than needed for it."""
+    path, seen = Path(config.path), dict[str, None]()
+    if path.suffix not in _JSON_SUFFIXES or not path.is_file():
+        next(iter(_records(config, path)), None)
+        return
+    for _, record in _json_lines(path):
+        seen |= dict.fromkeys(record if isinstance(record, dict) else ())
+        if not _missing_columns(config, list(seen)):
+            return
+    _require_columns(config, path, list(seen))
 
 
 def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, Any] | str]]:
@@ -134,14 +142,18 @@ def _data_files(path: Path) -> list[Path]:
 def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> None:
     """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it."""
     problems = []
-    for key, column, usual in (("prompt_column", config.prompt_column, _QUESTION_NAMES), ("gold_column", config.gold_column, _GOLD_NAMES)):
-        if column is None or column in present or column.split(".")[0] in present:
-            continue
+    for key, column, usual in _missing_columns(config, present):
         candidates = [name for name in usual if name in present]
         hint = f"set task.{key} = {candidates[0]!r}" if candidates else f"set task.{key} to one of them"
         problems.append(f"no column {column!r} (task.{key}): {hint}")
     if problems:
         raise DataError(f"{path}: {'; '.join(problems)}; columns present: {', '.join(present) or 'none'}")
+
+
+def _missing_columns(config: TaskConfig, present: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(key, column, usual names) of every mapped column that is not there."""
+    mapped = (("prompt_column", config.prompt_column, _QUESTION_NAMES), ("gold_column", config.gold_column, _GOLD_NAMES))
+    return [(k, c, usual) for k, c, usual in mapped if c is not None and c not in present and c.split(".")[0] not in present]
 
 
 def _pattern(source: str | None) -> re.Pattern[str] | None:
