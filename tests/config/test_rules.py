@@ -117,6 +117,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("hold_out_no_effect", (*GYM, "eval.hold_out=false")),
     ("eval_scores_something", (*HELD_OUT, "eval.greedy=false", "eval.samples=0")),
     ("mixed_tasks_differ_by_name", (*GYM, "mix.0.name=chain_sum", "mix.0.seed=7")),
+    ("one_generator_per_name", (*GYM, "task.label=t", "eval.task.name=spell_backward", "eval.task.label=t")),
     ("weights_for_all_or_none", (*GYM, "mix.0.name=spell_backward", "task.weight=2.0")),
     ("weight_needs_a_mixture", (*GYM, "task.weight=2.0")),
     ("names_no_effect", (*GYM, "tracking.names=['trl']")),

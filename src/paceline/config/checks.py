@@ -50,6 +50,10 @@ def _tasks(c: Config) -> list[TaskConfig]:
     return [*training_tasks(c), *([c.eval.task] if c.eval.task else [])]
 
 
+def _generated(c: Config) -> list[TaskConfig]:
+    return [task for task in _tasks(c) if task.kind == "reasoning_gym"]
+
+
 def _on_policy(s: ScheduleConfig) -> bool:
     """Whether every group is consumed by exactly the weights that sampled it."""
     match s.preset:
@@ -153,6 +157,12 @@ WHOLE: list[Rule[Config]] = [
         ("task.label", "mix"),
         "each task of a mixture needs a name of its own in the metrics; set mix.N.label",
         lambda c: len({task_name(t) for t in training_tasks(c)}) <= len(c.mix),
+    ),
+    Rule(
+        "one_generator_per_name",
+        ("task.name", "mix", "eval.task.name"),
+        "answers are given to the generator's scorer by the task's name; set a label of its own for another generator",
+        lambda c: len({(task_name(t), t.name) for t in _generated(c)}) > len({task_name(t) for t in _generated(c)}),
     ),
     Rule(
         "weights_for_all_or_none",
