@@ -17,16 +17,17 @@ import typer
 
 from paceline import __version__
 from paceline.cli.display import display, screen
-from paceline.cli.lazy import wire
+from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
-from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
-from paceline.cli.timeline import Format, Range, timeline
+from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
+from paceline.cli.timeline import Format, timeline
 from paceline.config.checks import warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
+from paceline.timeline.range import Range
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
 
 app = typer.Typer(
@@ -126,6 +127,28 @@ def draw(
         only = Range(-math.inf if start is None else start, math.inf if end is None else end)
         for line in timeline(run, output, form, lineage, only):
             typer.echo(line)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: report.html in RUN.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Trajectories that are shown at most.")] = 240,
+) -> None:
+    """Write one offline page of a run: curves, timeline, waiting and its causes, samples, configuration, audit."""
+    with _told():
+        for line in reports().report(run, output, samples):
+            typer.echo(line)
+
+
+@app.command()
+def doctor(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Say what a live or dead run waits for, and what went wrong. Exit code 0: nothing needs you; 1: something does; 2: no run is there."""
+    with _told():
+        lines, healthy = reports().doctor(run)
+        for line in lines:
+            typer.echo(line)
+        raise typer.Exit(DONE if healthy else FAILED)
 
 
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:

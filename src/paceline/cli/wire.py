@@ -30,6 +30,7 @@ from paceline.runtime.audit import audit as audit_ledger
 from paceline.runtime.calls import Seat
 from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
 from paceline.runtime.rundir import EXPLAINS, ResumeInfo, RunDir, check_identity, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
@@ -110,6 +111,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     ledger = Ledger(rundir.ledger)
     try:
         lineage = ledger.open_lineage(schedule, resume, None if info is None else info.lineage, datetime.now(UTC).isoformat())
+        notices = Notices(rundir.notices, lineage)
         session = Session(
             pool=pool,
             workers=workers,
@@ -121,9 +123,13 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             rundir=rundir,
             ledger=ledger,
             trackers=tracking.trackers(config, rundir, lineage, lambda text: session.recorder.notice(text)),
-            on_progress=on_progress,
+            on_progress=notices.beside(on_progress),
         )
-        stop = await session.run()
+        try:
+            stop = await session.run()
+        except Exception as error:  # whatever it is, `paceline doctor` tells it later
+            notices.add(str(error) or repr(error), fatal=True)
+            raise
     finally:
         ledger.close()
     return Outcome(

@@ -42,6 +42,7 @@ def time_metrics(row: Row) -> dict[str, float]:
         "step_time": tally.seconds,
         **{f"{stage}_seconds": tally.busy.get(stage, 0.0) for stage in ("rollout", "reward", "train", "publish")},
         **_window(row),
+        "reward_waiting_ratio": shares(tally.trainer).get("reward", 0.0),
         **_speed(tally),
         "staleness/max": max(tally.staleness, default=0),
         "staleness/mean": mean(tally.staleness),

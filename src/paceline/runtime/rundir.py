@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -60,6 +61,7 @@ class RunDir:
         self.ledger = root / "ledger.sqlite"
         self.metrics = root / "metrics.jsonl"
         self.evaluations = root / "eval.jsonl"
+        self.notices = root / "notices.jsonl"
         self.trajectories = root / "trajectories"
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
@@ -86,12 +88,15 @@ class RunDir:
         self._mend()
 
     def _locked(self) -> IO[str]:
-        lock = (self.root / "lock").open("w")
+        lock = (self.root / "lock").open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         return lock
 
     def _begin_anew(self) -> None:
@@ -158,6 +163,20 @@ class RunDir:
     def _complete(self) -> list[Path]:
         found = [path for path in self.checkpoints.glob("step-*") if COMPLETE.fullmatch(path.name)]
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def controller(root: Path) -> int | None:
+    """Process id of the controller that runs in a directory; None when none does. 0 = one does, and has not said its number."""
+    path = root / "lock"
+    if not path.is_file():
+        return None
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = lock.read()
+            return int(text) if text.isdigit() else 0
+    return None
 
 
 def read_resume(checkpoint: Path) -> ResumeInfo:
