@@ -179,7 +179,7 @@ def _settings(config: Config, task: RowTask | None) -> Settings:
 def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[str, str]:
     """What a checkpoint must agree with: data, weights, and everything that says what is generated and what the loss means.
 
-    `contents`: fingerprints of the files that the configuration only names.
+    `contents`: fingerprints of the files that the configuration only names, in deterministic mode also what the machine computes with.
     The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages; what decides bits
     may not in deterministic mode.
     """
@@ -201,7 +201,11 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
         work = config.emulated.model_dump(include={"mean_tokens", "sigma", "solved"})
         parts |= {f"emulated.{key}": value for key, value in work.items()}
     if config.run.deterministic:
-        parts |= {"run.deterministic": True, "pool.rollout_threads": _rollout_threads(config), "pool.trainer_threads": _trainer_threads(config)}
+        parts |= {
+            "run.deterministic": True,
+            "pool.rollout_threads": _rollout_threads(config),
+            "pool.trainer_threads": _trainer_threads(config),
+        }
         parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk")}
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
@@ -336,14 +340,15 @@ def data_body(config: Config) -> WorkerBody:
 
         return DataBody(config, SyntheticTokenizer(config.rollout.max_prompt_tokens), contents=partial(contents, config, None))
     from paceline.models.load import load_tokenizer, positions, resolve
+    from paceline.models.numerics import numerics
 
-    directory = resolve(config.model.path)
-    return DataBody(config, load_tokenizer(directory), positions(directory), partial(contents, config, resolve))
+    directory, computer = resolve(config.model.path), numerics() if config.run.deterministic else {}
+    return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rendered tasks, and for a training run the fingerprints of model and reward files."""
+    """Rendered tasks, and for a training run the fingerprints of model and reward files (deterministic mode: of the machine too)."""
 
     task: RowTask | None
     problems: tuple[Prompt, ...]

@@ -70,7 +70,7 @@ class TileAttention:
         return torch.tensor([page for page, _ in pages]), bias.repeat_interleave(self._shape.kv_heads, dim=0)[:, None]
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]: softmax over the pages in order, rescaled to the largest score so far."""
+        """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]: page by page, rescaled to the largest score so far."""
         self._pool.write(layer, self._where, k, v)
         rows = (q.to(self._dtype) * self._shape.scale).reshape(len(q) * self._shape.kv_heads, -1, q.shape[-1])
         most = rows.new_full((*rows.shape[:2], 1), -torch.inf)
@@ -130,7 +130,7 @@ def prove(model: PackedModel, dtype: torch.dtype, page: int) -> None:
         if not torch.equal(ours, theirs):
             raise EngineError(
                 f"run.deterministic: {type(model).__name__} gives a row other logits at another place of a tile "
-                f"(by {float((ours - theirs).abs().max()):.3g}): its kernels on this machine are not position-independent, so runs would not repeat"
+                f"(by {float((ours - theirs).abs().max()):.3g}): a kernel of this machine depends on that place, so runs would not repeat"
             )
 
 
