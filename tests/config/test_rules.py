@@ -141,12 +141,15 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
     ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
     ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
+    ("slots_hold_a_group", (*STREAM, "schedule.granularity=group", "rollout.slots=7")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
     ("deterministic_engine_only", (*STREAM, "run.deterministic=true")),
+    ("versions_fit_the_fleet", (*MULTI,)),
+    ("versions_fit_the_fleet", (*MULTI, "schedule.version_window=3", "rollout.versions_held=2")),
     ("geometric_bounds_wide", (*GYM, "algorithm.correction=mask", "algorithm.correction_level=geometric")),
 ]
 
@@ -156,7 +159,7 @@ ALLOWED: list[tuple[str, ...]] = [
     (*GYM, *EXACT, "schedule.groups_per_round=16"),
     (*STREAM, *EXACT),
     (*STREAM, *EXACT, "schedule.staleness=0", "schedule.updates_per_publish=2"),
-    (*MULTI, *EXACT),
+    (*MULTI, "rollout.instances=2", *EXACT),
     (*MULTI, "rollout.versions_held=2"),
     (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,
@@ -165,7 +168,7 @@ ALLOWED: list[tuple[str, ...]] = [
     EMULATED,
     (*EMULATED, "task.size=10", "emulated.lengths=trace.txt", "emulated.time_scale=60.0", "eval.task.kind=synthetic"),
     STREAM,
-    MULTI,
+    (*MULTI, "rollout.instances=2"),
     (*GYM, "trainer.learning_rate=0"),
     (*GYM, "schedule.groups_per_round=32", "schedule.groups_per_dispatch=2"),
     (*GYM, "schedule.frontier='auto'", "schedule.preset=pipelined", "schedule.refill=group"),
@@ -174,8 +177,8 @@ ALLOWED: list[tuple[str, ...]] = [
     (*STREAM, "schedule.staleness=3", "schedule.buffer_groups=8", "schedule.updates_per_publish=2", "schedule.in_flight_groups=64"),
     (*STREAM, "schedule.overstale=drop", "schedule.in_flight_groups=1000"),
     (*STREAM, "schedule.buffer_groups=16", "schedule.updates_per_publish=2", "schedule.start_when=all"),
-    (*MULTI, "schedule.version_window=4", "schedule.in_flight_groups=32"),
-    (*MULTI, "schedule.in_flight_groups=8"),
+    (*MULTI, "rollout.instances=4", "schedule.version_window=4", "schedule.in_flight_groups=32"),
+    (*MULTI, "rollout.instances=2", "schedule.in_flight_groups=8"),
     (*GYM, "schedule.no_signal=refill", "schedule.refill_limit=5"),
     (*FILE, "task.gold_pattern=####\\s*(.+)", "task.bad_rows=skip"),
     (
@@ -207,7 +210,7 @@ def test_a_combination_without_effect_or_meaning_is_refused_by_name(name: str, o
     assert " = " in lines[0]
 
 
-@pytest.mark.parametrize(("name", "overrides"), WARNED, ids=[name for name, _ in WARNED])
+@pytest.mark.parametrize(("name", "overrides"), WARNED, ids=[f"{name}-{index}" for index, (name, _) in enumerate(WARNED)])
 def test_what_is_probably_not_meant_gives_a_warning_by_name(name: str, overrides: tuple[str, ...]) -> None:
     assert [fault.name for fault in warnings(load(None, overrides))] == [name]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,23 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.models.tiny import write_tiny
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
+
+
+def documented(name: str) -> bool:
+    """Whether the guide's tables have the metric. `a/mean`, `/max` stands for both; words in capitals and `*` stand for anything."""
+    level = name.removesuffix("/mean").removesuffix("/max") if name.startswith(("groups/", "trajectories/", "versions/")) else name
+    for line in GUIDE.read_text(encoding="utf-8").splitlines():
+        last = ""
+        for known in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
+            stem = last.rpartition("/")[0] or last
+            last = stem + known if known.startswith("/") else known
+            pattern = re.sub(r"[A-Z]+|\\\*", ".+", re.escape(last))
+            if re.fullmatch(pattern, name) or re.fullmatch(pattern, level):
+                return True
+    return False
+
 
 CONFIG = """
 [model]
@@ -119,6 +137,7 @@ def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_un
     assert [(line["update"], line["problems"]) for line in evaluations] == [(0, 6), (2, 6), (4, 6)]
     metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["logprob_gap/max"] for line in metrics if line["axis"] == "update") < 1e-9
+    assert {name for line in metrics for name in line if not documented(name)} == {"axis", "step"}
     for name in ("whole", "halves"):
         audited = subprocess.run(
             [sys.executable, "-m", "paceline.cli.main", "audit", str(tmp_path / name)],

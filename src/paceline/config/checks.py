@@ -101,6 +101,23 @@ WHOLE: list[Rule[Config]] = [
         lambda c: c.schedule.preset == "multiversion" and c.rollout.versions_held > (c.schedule.version_window or DEFAULT_WINDOW),
     ),
     Rule(
+        "slots_hold_a_group",
+        ("schedule.granularity", "schedule.group_size", "rollout.slots"),
+        "a group that is submitted whole needs a slot for each of its samples on one instance",
+        lambda c: c.schedule.granularity == "group" and c.rollout.slots < c.schedule.group_size,
+    ),
+    Rule(
+        "versions_fit_the_fleet",
+        ("rollout.instances", "rollout.versions_held", "schedule.version_window"),
+        "the instances together hold fewer versions than W: the oldest are served first, and the newest waits for a place; raise "
+        "versions_held (a copy of the weights each) or instances",
+        lambda c: (
+            c.schedule.preset == "multiversion"
+            and c.rollout.instances * c.rollout.versions_held < (c.schedule.version_window or DEFAULT_WINDOW)
+        ),
+        "warn",
+    ),
+    Rule(
         "correction_corrects",
         ("algorithm.correction", "model.dtype", "schedule.preset", "schedule.groups_per_round", "schedule.groups_per_update"),
         "has no effect: each group is consumed by the weights that sampled it, and in float32 and float64 engine and trainer agree to "

@@ -325,10 +325,13 @@ class TorchTrainer:
 
 
 def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, tally: Tally) -> None:
-    """Record |engine - trainer| per token over the full vocabulary, apart for tokens of exactly the present weights."""
+    """Record |engine - trainer| per token over the full vocabulary, apart for trajectories of exactly the present weights.
+
+    A token of the present weights after one of earlier weights is none of those: under `keep` it was sampled over earlier keys and values.
+    """
     engine = np.concatenate([sequence.full for sequence in sequences])
     gaps = np.abs(scores.logp.detach().cpu().double().numpy() - engine)
-    fresh = np.concatenate([sequence.versions for sequence in sequences]) == version
+    fresh = np.concatenate([np.full(len(s.versions), bool((s.versions == version).all())) for s in sequences])
     tally.fresh.append(gaps[fresh])
     tally.moved.append(gaps[~fresh])
 
