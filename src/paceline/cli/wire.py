@@ -185,8 +185,9 @@ def _settings(config: Config, task: RowTask | Mixture | None) -> Settings:
 def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, str]) -> dict[str, str]:
     """What a checkpoint must agree with: data, weights, and everything that says what is generated and what the loss means.
 
-    `contents`: fingerprints of the files that the configuration only names.
-    The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages.
+    `contents`: fingerprints of the files that the configuration only names, in deterministic mode also what the machine computes with.
+    The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages; what decides bits
+    may not in deterministic mode.
     """
     parts = {
         "run.seed": config.run.seed,
@@ -205,6 +206,13 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
     if _emulates(config):
         work = config.emulated.model_dump(include={"mean_tokens", "sigma", "solved"})
         parts |= {f"emulated.{key}": value for key, value in work.items()}
+    if config.run.deterministic:
+        parts |= {
+            "run.deterministic": True,
+            "pool.rollout_threads": _rollout_threads(config),
+            "pool.trainer_threads": _trainer_threads(config),
+        }
+        parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk")}
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
@@ -256,7 +264,7 @@ def workers_of(config: Config) -> Workers:
 
 def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     count, cores = config.rollout.instances, config.pool.rollout_cores
-    threads = config.pool.rollout_threads or max(1, _default_threads(config) // count)
+    threads = _rollout_threads(config)
     home, arguments = (emulated.__name__, emulated.engine_arguments(config)) if _emulates(config) else (__name__, {"config": config})
     return tuple(
         WorkerSpec(f"rollout-{i}", f"{home}:rollout_body", {**arguments, "instance": f"rollout-{i}"}, threads, cores[i::count])
@@ -273,7 +281,7 @@ def _emulates(config: Config) -> bool:
 
 
 def _trainer_spec(config: Config) -> WorkerSpec:
-    threads = config.pool.trainer_threads or _default_threads(config)
+    threads = _trainer_threads(config)
     if _emulates(config):
         costs = {"costs": emulated.trainer_costs(config.emulated)}
         return WorkerSpec("trainer", f"{emulated.__name__}:trainer_body", costs, threads, config.pool.trainer_cores)
@@ -292,10 +300,18 @@ def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
     return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
 
 
+def _rollout_threads(config: Config) -> int:
+    return config.pool.rollout_threads or max(1, _default_threads(config) // config.rollout.instances)
+
+
+def _trainer_threads(config: Config) -> int:
+    return config.pool.trainer_threads or _default_threads(config)
+
+
 def _default_threads(config: Config) -> int:
-    """All cores where phases take turns, else half of them each."""
+    """All cores where phases take turns, else half of them each; half in deterministic mode, so that all schedules compute alike."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if config.schedule.preset == "serial" else max(1, cores // 2)
+    return cores if config.schedule.preset == "serial" and not config.run.deterministic else max(1, cores // 2)
 
 
 def rollout_body(config: Config, instance: str) -> WorkerBody:
@@ -317,6 +333,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
         clock=monotonic,
         versions_held=rollout.versions_held,
+        deterministic=config.run.deterministic,
     )
     return RolloutBody(engine)
 
@@ -338,6 +355,7 @@ def trainer_body(config: Config) -> WorkerBody:
         model=config.model,
         total_updates=config.run.updates,
         reference=reference,
+        deterministic=config.run.deterministic,
     )
     return TrainerBody(trainer)
 
@@ -356,14 +374,15 @@ def data_body(config: Config) -> WorkerBody:
 
         return DataBody(config, SyntheticTokenizer(config.rollout.max_prompt_tokens), contents=partial(contents, config, None))
     from paceline.models.load import load_tokenizer, positions, resolve
+    from paceline.models.numerics import numerics
 
-    directory = resolve(config.model.path)
-    return DataBody(config, load_tokenizer(directory), positions(directory), partial(contents, config, resolve))
+    directory, computer = resolve(config.model.path), numerics() if config.run.deterministic else {}
+    return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rendered tasks, and for a training run the fingerprints of model and reward files."""
+    """Rendered tasks, and for a training run the fingerprints of model and reward files (deterministic mode: of the machine too)."""
 
     task: RowTask | Mixture | None
     problems: tuple[Prompt, ...]

@@ -77,7 +77,7 @@ def schedule(config: Config) -> Schedule:
         empty_limit=s.empty_limit,
         attempts=s.attempts,
         on_failure=s.on_failure,
-        in_order=s.in_order,
+        in_order=s.in_order or (config.run.deterministic and s.preset in ("serial", "pipelined")),
         evaluate_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
         rebalance_seconds=s.rebalance_s if s.preset == "multiversion" else 0.0,

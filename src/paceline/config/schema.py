@@ -217,7 +217,8 @@ class TrainerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm; applied after the scaling by the denominator."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
-    """Token budget of a micro-batch, prompts counted once per group; never changes the result."""
+    """Token budget of a micro-batch, prompts counted once per group; changes the result by rounding only. With run.deterministic no
+    micro-batch spans groups."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows of logits that exist at once."""
     nonfinite_limit: int = Field(default=3, ge=1)
@@ -228,7 +229,7 @@ class PoolConfig(Section):
     """Worker processes."""
 
     rollout_threads: int = Field(default=0, ge=0)
-    """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them."""
+    """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them; half for run.deterministic."""
     trainer_threads: int = Field(default=0, ge=0)
     """Threads of the trainer; 0 as above."""
     rollout_cores: Ids = ()
@@ -281,6 +282,9 @@ class RunConfig(Section):
     """Updates between checkpoints; 0 = only at the end."""
     keep_last: int = Field(default=2, ge=1)
     """Checkpoints kept."""
+    deterministic: bool = False
+    """Repeat bit for bit: two runs, a resumed one, serial and pipelined with the same U (streaming, multiversion: the engine only). Implies
+    schedule.in_order. It is slower, and holds for one number of threads, instruction set and build of torch; a resume checks them."""
     permute_rewards: bool = False
     """Control experiment: rewards are permuted within each group, so that nothing can be learned."""
 
