@@ -189,7 +189,10 @@ def _print_plan(config: Config) -> None:
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140
-    console.print(plan_text(make_plan(config, task_rows(config.task), _shape(config))))
+    rows = [task_rows(task, key) for key, task in (("task", config.task), *((f"mix.{i}", task) for i, task in enumerate(config.mix)))]
+    known = [count for count in rows if count is not None]
+    total = sum(known) if len(known) == len(rows) else None
+    console.print(plan_text(make_plan(config, total, _shape(config), rows)))
 
 
 def _shape(config: Config) -> ModelShape | None:

@@ -20,6 +20,8 @@ from paceline.types.errors import CheckpointError, ConfigError
 COMPLETE = re.compile(r"step-(\d+)")
 ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
+EXPLAINS = "task."
+"""Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class RunDir:
         self.weights = root / "weights"
         self.moves = root / "moves"
         self.model = root / "model"
+        self.tracking = root / "tracking"
         self._lock: IO[str] | None = None
 
     def open(self, *, resume: bool) -> None:
@@ -197,11 +200,9 @@ def read_origin(model: Path) -> Origin:
 
 def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: Path) -> None:
     """Refuse to resume with other parts than the checkpoint was made with; names every part that differs."""
-    changed = [
-        f"{name}: {saved.get(name)} -> {present.get(name)}" for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)
-    ]
-    if changed:
-        listed = "; ".join(changed)
+    changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
+    if not all(name.startswith(EXPLAINS) for name in changed):
+        listed = "; ".join(f"{name}: {saved.get(name)} -> {present.get(name)}" for name in changed)
         raise CheckpointError(
             f"{where}: the checkpoint belongs to another run; changed since: {listed}; take it back, or choose another run.dir"
         )
