@@ -170,26 +170,6 @@ WHOLE: list[Rule[Config]] = [
         lambda c: any((t.kind == "synthetic") != _emulated(c) for t in _tasks(c)),
     ),
     Rule(
-        "deterministic_order_of_prompts",
-        ("run.deterministic", "schedule.no_signal"),
-        "which prompt replaces which depends on when rewards come back, so a run with refill would not repeat; keep or drop",
-        lambda c: c.run.deterministic and c.schedule.no_signal == "refill",
-    ),
-    Rule(
-        "deterministic_computes",
-        ("run.deterministic", "rollout.engine"),
-        "has no effect: the engine emulated computes nothing",
-        lambda c: c.run.deterministic and _emulated(c),
-    ),
-    Rule(
-        "deterministic_engine_only",
-        ("run.deterministic", "schedule.preset"),
-        "covers the engine only: which version samples a token, and which groups an update takes, depend on timing in streaming and "
-        "multiversion; serial and pipelined repeat bit for bit",
-        lambda c: c.run.deterministic and c.schedule.preset in ("streaming", "multiversion"),
-        "warn",
-    ),
-    Rule(
         "mixed_tasks_differ_by_name",
         ("task.label", "mix"),
         "each task of a mixture needs a name of its own in the metrics; set mix.N.label",
@@ -212,6 +192,26 @@ WHOLE: list[Rule[Config]] = [
         ("task.weight", "eval.task.weight"),
         "has no effect: it is a share among [task] and every [[mix]]",
         lambda c: (c.task.weight is not None and not c.mix) or (c.eval.task is not None and c.eval.task.weight is not None),
+    ),
+    Rule(
+        "deterministic_order_of_prompts",
+        ("run.deterministic", "schedule.no_signal"),
+        "which prompt replaces which depends on when rewards come back, so a run with refill would not repeat; keep or drop",
+        lambda c: c.run.deterministic and c.schedule.no_signal == "refill",
+    ),
+    Rule(
+        "deterministic_computes",
+        ("run.deterministic", "rollout.engine"),
+        "has no effect: the engine emulated computes nothing",
+        lambda c: c.run.deterministic and _emulated(c),
+    ),
+    Rule(
+        "deterministic_engine_only",
+        ("run.deterministic", "schedule.preset"),
+        "covers the engine only: which version samples a token, and which groups an update takes, depend on timing in streaming and "
+        "multiversion; serial and pipelined repeat bit for bit",
+        lambda c: c.run.deterministic and c.schedule.preset in ("streaming", "multiversion"),
+        "warn",
     ),
     Rule(
         "warmup_within_run",
