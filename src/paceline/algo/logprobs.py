@@ -38,8 +38,8 @@ def token_logprobs(
 ) -> TokenScores:
     """Score `ids` [N] by the distributions that `head` makes of `hidden` [N, width].
 
-    Logits of at most `chunk` rows exist at a time; the backward pass makes all but the last chunk's again. Values do not depend on the chunk beyond the rounding of a matrix product of another height. ValueError for a temperature or a chunk that
-    is not positive.
+    Logits of at most `chunk` rows exist at a time; the backward pass makes all but the last chunk's again. Values do not depend on the
+    chunk beyond the rounding of a matrix product of another height. ValueError for a temperature or a chunk that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"log-probs need a temperature > 0, got {temperature}")
