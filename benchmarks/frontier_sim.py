@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from evidence import measured
-from paceline.core import commands as c
-from paceline.core import events as e
-from paceline.core.schedule import Schedule
+from paceline.core.account import account
+from paceline.core.schedule import Resume, Schedule
 from paceline.sim.driver import Trace, simulate
 from paceline.sim.world import FakeInstance, Lengths, World
 
@@ -55,27 +54,19 @@ def world(cell: Cell, seed: int, group_seconds: float, report: float = REPORT_S)
     return World((instance,), seed, lengths=lengths, group_seconds=group_seconds, update_seconds=0.0, report=report)
 
 
-def rounds(trace: Trace) -> list[float]:
+def rounds(played: Schedule, trace: Trace) -> list[float]:
     """Rollout-to-train-end of every round but the first, seconds."""
     assert not trace.violations, trace.violations[0]
     assert not trace.stalled, trace.stalled
-    began: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    version = -1
-    for now, record in trace.records:
-        if type(record) is c.Publish:
-            version = record.version
-        elif type(record) is c.Admit:
-            began.setdefault(record.version, now)
-        elif type(record) is e.UpdateFinished:
-            ended[version] = now
-    return [ended[v] - began[v] for v in sorted(ended)][1:]
+    _, rows = account(played, Resume(), trace.records)
+    return [row.window.seconds(row.trained) for row in rows if row.axis == "publish"][1:]
 
 
 def mean(cell: Cell, frontier: Frontier, seeds: int, group_seconds: float, report: float = REPORT_S, refill: Refill = "sample") -> float:
     """Mean over rounds and seeds, seconds."""
+    played = schedule(frontier, refill)
     worlds = [world(cell, seed, group_seconds, report) for seed in range(seeds)]
-    return fmean(fmean(rounds(simulate(schedule(frontier, refill), each))) for each in worlds)
+    return fmean(fmean(rounds(played, simulate(played, each))) for each in worlds)
 
 
 def by_rates(cell: Cell, seeds: int, group_seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.config.keys import known, nearest
+from paceline.config.keys import ELSEWHERE, known, nearest
 from paceline.config.load import dump, load
 from paceline.config.schema import AlgorithmConfig, Config, RewardConfig, RolloutConfig, RunConfig, TaskConfig, TrainerConfig
 from paceline.types.errors import ConfigError
@@ -194,6 +195,22 @@ def test_the_nearest_keys_of_a_section_come_first() -> None:
     assert nearest("trainer.lerning_rate")[0] == "trainer.learning_rate"
     assert nearest("reward.2.functon")[0] == "reward.0.function"
     assert nearest("zzzz.qqqq") == []
+
+
+def test_a_key_by_its_name_in_another_framework_is_answered_with_its_name_here() -> None:
+    assert nearest("algorithm.beta") == ["algorithm.kl_weight"]
+    assert nearest("trainer.lr") == ["trainer.learning_rate"]
+    assert nearest("num_generations") == ["schedule.group_size"]
+    assert nearest("actor_rollout_ref.rollout.n") == ["schedule.group_size"]
+    assert [name for name, here in ELSEWHERE.items() if here not in known()] == []
+    assert [name for name in ELSEWHERE if any(key.rpartition(".")[2] == name for key in known())] == [], "a name of ours stays ours"
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "configuration.md").read_text(encoding="utf-8")
+    table = guide.partition("## Keys by their name in TRL and verl")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "here" not in line]
+    rows.append(table.rpartition("|\n\n")[2])
+    for name, here in ELSEWHERE.items():
+        key = here.rpartition(".")[2]
+        assert any(re.search(rf"[`.]{name}`", row) and (f"`{here}`" in row or f"`.{key}`" in row) for row in rows), (name, here)
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)

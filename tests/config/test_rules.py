@@ -21,6 +21,8 @@ MULTI = (*GYM, "schedule.preset=multiversion")
 EXACT = ("model.dtype=float32", "algorithm.correction=truncate")
 
 BROKEN: list[tuple[str, tuple[str, ...]]] = [
+    ("deterministic_order_of_prompts", (*GYM, "run.deterministic=true", "schedule.no_signal=refill")),
+    ("deterministic_computes", (*EMULATED, "run.deterministic=true")),
     ("verifiers_compare_mathematics", (*GYM, "pool.verifiers=2")),
     ("signature_no_effect", (*GYM, "reward.0.signature=verl")),
     ("groups_per_round_no_effect", (*STREAM, "schedule.groups_per_round=16")),
@@ -116,6 +118,16 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("every_no_effect", (*GYM, "eval.every=5")),
     ("hold_out_no_effect", (*GYM, "eval.hold_out=false")),
     ("eval_scores_something", (*HELD_OUT, "eval.greedy=false", "eval.samples=0")),
+    ("mixed_tasks_differ_by_name", (*GYM, "mix.0.name=chain_sum", "mix.0.seed=7")),
+    ("one_generator_per_name", (*GYM, "task.label=t", "eval.task.name=spell_backward", "eval.task.label=t")),
+    ("weights_for_all_or_none", (*GYM, "mix.0.name=spell_backward", "task.weight=2.0")),
+    ("weight_needs_a_mixture", (*GYM, "task.weight=2.0")),
+    ("names_no_effect", (*GYM, "tracking.names=['trl']")),
+    ("project_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.project=p")),
+    ("name_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.name=n")),
+    ("offline_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.offline=true")),
+    ("mlflow_server_no_effect", (*GYM, "tracking.kinds=['wandb']", "tracking.mlflow_server=http://x")),
+    ("kinds_once", (*GYM, "tracking.kinds=['wandb', 'wandb']")),
     ("temperature_without_samples", (*HELD_OUT, "eval.samples=0", "eval.temperature=0.5")),
     ("some_reward", (*GYM, "reward=[]")),
     ("reward_names_differ", (*GYM, "reward.0.kind=numeric", "reward.1.kind=numeric")),
@@ -139,11 +151,15 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("overlong_buffer_below_max_tokens", (*GYM, "algorithm.overlong_buffer=256")),
     ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
     ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
+    ("slots_hold_a_group", (*STREAM, "schedule.granularity=group", "rollout.slots=7")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
+    ("deterministic_engine_only", (*STREAM, "run.deterministic=true")),
+    ("versions_fit_the_fleet", (*MULTI,)),
+    ("versions_fit_the_fleet", (*MULTI, "schedule.version_window=3", "rollout.versions_held=2")),
     ("geometric_bounds_wide", (*GYM, "algorithm.correction=mask", "algorithm.correction_level=geometric")),
 ]
 
@@ -153,7 +169,7 @@ ALLOWED: list[tuple[str, ...]] = [
     (*GYM, *EXACT, "schedule.groups_per_round=16"),
     (*STREAM, *EXACT),
     (*STREAM, *EXACT, "schedule.staleness=0", "schedule.updates_per_publish=2"),
-    (*MULTI, *EXACT),
+    (*MULTI, "rollout.instances=2", *EXACT),
     (*MULTI, "rollout.versions_held=2"),
     (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
     GYM,
@@ -162,7 +178,7 @@ ALLOWED: list[tuple[str, ...]] = [
     EMULATED,
     (*EMULATED, "task.size=10", "emulated.lengths=trace.txt", "emulated.time_scale=60.0", "eval.task.kind=synthetic"),
     STREAM,
-    MULTI,
+    (*MULTI, "rollout.instances=2"),
     (*GYM, "trainer.learning_rate=0"),
     (*GYM, "schedule.groups_per_round=32", "schedule.groups_per_dispatch=2"),
     (*GYM, "schedule.frontier='auto'", "schedule.preset=pipelined", "schedule.refill=group"),
@@ -171,8 +187,8 @@ ALLOWED: list[tuple[str, ...]] = [
     (*STREAM, "schedule.staleness=3", "schedule.buffer_groups=8", "schedule.updates_per_publish=2", "schedule.in_flight_groups=64"),
     (*STREAM, "schedule.overstale=drop", "schedule.in_flight_groups=1000"),
     (*STREAM, "schedule.buffer_groups=16", "schedule.updates_per_publish=2", "schedule.start_when=all"),
-    (*MULTI, "schedule.version_window=4", "schedule.in_flight_groups=32"),
-    (*MULTI, "schedule.in_flight_groups=8"),
+    (*MULTI, "rollout.instances=4", "schedule.version_window=4", "schedule.in_flight_groups=32"),
+    (*MULTI, "rollout.instances=2", "schedule.in_flight_groups=8"),
     (*GYM, "schedule.no_signal=refill", "schedule.refill_limit=5"),
     (*FILE, "task.gold_pattern=####\\s*(.+)", "task.bad_rows=skip"),
     (
@@ -204,7 +220,7 @@ def test_a_combination_without_effect_or_meaning_is_refused_by_name(name: str, o
     assert " = " in lines[0]
 
 
-@pytest.mark.parametrize(("name", "overrides"), WARNED, ids=[name for name, _ in WARNED])
+@pytest.mark.parametrize(("name", "overrides"), WARNED, ids=[f"{name}-{index}" for index, (name, _) in enumerate(WARNED)])
 def test_what_is_probably_not_meant_gives_a_warning_by_name(name: str, overrides: tuple[str, ...]) -> None:
     assert [fault.name for fault in warnings(load(None, overrides))] == [name]
 
@@ -257,6 +273,12 @@ def test_rule_names_are_unique_within_their_section() -> None:
     for section in RULES.values():
         names = [rule.name for rule in section]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("overrides", "in_order"), [(GYM, True), ((*GYM, "schedule.preset=pipelined"), True), (MULTI, False)], ids=str)
+def test_deterministic_runs_consume_in_order_where_there_is_one(overrides: tuple[str, ...], in_order: bool) -> None:
+    assert schedule(load(None, (*overrides, "run.deterministic=true"))).in_order is in_order
+    assert schedule(load(None, overrides)).in_order is False
 
 
 def test_a_configuration_built_in_python_can_be_checked_alike() -> None:

@@ -202,6 +202,14 @@ def test_a_fleet_that_stays_empty_is_named() -> None:
     ]
 
 
+def test_while_an_evaluation_holds_admission_it_is_named_and_not_rollout() -> None:
+    s = Script(schedule("serial", evaluate_every=1))
+    s.begin()
+    s.prompts()
+    assert s.of(c.Evaluate)
+    assert [w.message for w in s.feed(e.Timer(), 700.0)] == ["evaluate: evaluation has owed version 0 at update 0 for 700.0 s"]
+
+
 def test_an_answer_that_cannot_be_is_an_assertion() -> None:
     s = Script(schedule("serial", u=1, group_size=1))
     s.begin()

@@ -128,6 +128,20 @@ def test_a_trainable_group_that_a_publish_makes_over_stale_leaves_the_buffer() -
     assert (out[2].group, out[2].why) == (1, "stale: version 0 at version 1")
 
 
+def test_groups_that_got_too_old_are_no_sign_of_a_verifier_that_judges_all_alike() -> None:
+    s = stream(staleness=0, overstale="drop", in_flight_groups=4, at_publish="keep", empty_limit=1)
+    s.begin()
+    s.prompts()
+    for group in range(4):
+        s.serve(group)
+    assert kinds(s.updated()) == ["Terminal", "Publish", "Terminal", "Terminal", "Terminal"]
+    s.prompts()
+    assert s.published()[0] == c.LoadWeights(s.last(c.LoadWeights).id, "a", 1, "none", 0)
+    s.live()
+    s.serve(4)
+    assert s.last(c.Dispatch).groups == (4,)
+
+
 def test_no_group_starts_while_the_buffer_is_full() -> None:
     s = stream(staleness=3, buffer_groups=1, at_publish="keep")
     s.begin("a", slots=2)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,23 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.models.tiny import write_tiny
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
+
+
+def documented(name: str) -> bool:
+    """Whether the guide's tables have the metric. `a/mean`, `/max` stands for both; words in capitals and `*` stand for anything."""
+    level = name.removesuffix("/mean").removesuffix("/max") if name.startswith(("groups/", "trajectories/", "versions/")) else name
+    for line in GUIDE.read_text(encoding="utf-8").splitlines():
+        last = ""
+        for known in re.findall(r"`([^`]+)`", line.split(" | ")[0]):
+            stem = last.rpartition("/")[0] or last
+            last = stem + known if known.startswith("/") else known
+            pattern = re.sub(r"[A-Z]+|\\\*", ".+", re.escape(last))
+            if re.fullmatch(pattern, name) or re.fullmatch(pattern, level):
+                return True
+    return False
+
 
 CONFIG = """
 [model]
@@ -119,6 +137,7 @@ def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_un
     assert [(line["update"], line["problems"]) for line in evaluations] == [(0, 6), (2, 6), (4, 6)]
     metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["logprob_gap/max"] for line in metrics if line["axis"] == "update") < 1e-9
+    assert {name for line in metrics for name in line if not documented(name)} == {"axis", "step"}
     for name in ("whole", "halves"):
         audited = subprocess.run(
             [sys.executable, "-m", "paceline.cli.main", "audit", str(tmp_path / name)],
@@ -172,3 +191,22 @@ def children_of(run: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_a_mixture_with_fewer_rows_than_an_update_trains_and_a_resume_continues_its_tracker(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps({"prompt": "only one", "answer": "x"}))
+    words = (f"run.dir={tmp_path / 'run'}", "tracking.kinds=['tensorboard']", "tracking.names=['trl']", "task.weight=1.0", "task.limit=2",
+             f"mix.0={{kind='file', path='{few}', gold_column='answer', weight=1.0}}", "schedule.groups_per_update=4")  # fmt: skip
+    for updates, resume in ((1, False), (2, True)):
+        done = train(place, "plain.toml", *words, f"run.updates={updates}", resume=resume)
+        assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if line["axis"] == "update"]
+    assert all({"reward/rows", "reward/few"} <= line.keys() and line["update/groups"] == 4 for line in updates)
+    shown = EventAccumulator(str(tmp_path / "run" / "tracking" / "tensorboard" / "update")).Reload()
+    assert [event.step for event in shown.Scalars("train/reward")] == [1, 2]
+    assert [event.value for event in shown.Scalars("update/lineage")] == [1, 2]

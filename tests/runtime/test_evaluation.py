@@ -11,6 +11,7 @@ from paceline.ports.rollout import Failure
 from paceline.runtime.evaluation import EvalPlan, Evaluation
 from paceline.types.errors import EngineError
 from paceline.types.records import Prompt, Request, Sampling, ScoredGroup, Trajectory
+from paceline.types.weights import WeightsRef
 
 PLAN = EvalPlan(tuple(prompt(i) for i in range(3)), True, 2, Sampling(max_tokens=6, temperature=0.7), 1, ("lengthy",))
 
@@ -88,6 +89,19 @@ async def test_a_refused_problem_fails_the_evaluation_by_name_and_takes_the_rest
     assert world.taken_back > 0
     loads = [engine.load_state() for engine in world.engines.values()]
     assert [(load.running, load.waiting) for load in loads] == [(0, 0), (0, 0)]
+
+
+async def test_an_answer_that_went_on_under_other_weights_fails_the_evaluation() -> None:
+    world = World(replace(PLAN, sampling=Sampling(max_tokens=200)))
+    engine = world.engines["a"]
+    engine.load(WeightsRef(0), "store/0")
+    running = asyncio.ensure_future(world.evaluation.run(["a"], 0))
+    while not engine.load_state().waiting:
+        await asyncio.sleep(0)
+    assert engine.step() == []
+    engine.load(WeightsRef(1), "store/1", "keep", replaces=0)
+    with pytest.raises(EngineError, match=r"evaluation problem \d, answer \d: it has tokens of another version than 0"):
+        await asyncio.gather(running, world.drive())
 
 
 async def test_a_lost_instance_fails_the_evaluation_at_once() -> None:

@@ -171,7 +171,7 @@ async def test_the_move_is_told_before_the_end_of_what_it_moved(tmp_path: Path) 
 @pytest.mark.parametrize("lost", ["before", "while taking in", "refuses"])
 async def test_a_target_that_is_lost_or_refuses_gives_everything_back_to_the_source(pair: Pair, lost: str) -> None:
     if lost == "before":
-        pair.seats["b"].kill()
+        pair.seats["b"].kill("it is time")
     elif lost == "refuses":
         pair.body("b").refuses = "take_in"
     else:
@@ -190,7 +190,7 @@ async def test_a_source_that_is_lost_while_the_target_takes_in_loses_nothing_and
     gate = pair.gate("b", "take_in")
     move = asyncio.create_task(pair.moves.migrate(Migrate(9, KEYS[:2], "a", "b", 0)))
     await pair.until(lambda: pair.body("b").asked[-1] == "take_in")
-    pair.seats["a"].kill()
+    pair.seats["a"].kill("it is time")
     await asyncio.sleep(0.01)
     assert pair.of(InstanceLost) == []
     gate.set()
@@ -214,8 +214,8 @@ async def test_source_and_target_lost_together_are_two_losses_and_nothing_else(p
     pair.gate("b", "take_in")
     move = asyncio.create_task(pair.moves.migrate(pair.command))
     await pair.until(lambda: pair.body("b").asked[-1] == "take_in")
-    pair.seats["a"].kill()
-    pair.seats["b"].kill()
+    pair.seats["a"].kill("it is time")
+    pair.seats["b"].kill("it is time")
     with pytest.raises(WorkerLost):
         await move
     assert sorted(event.instance for event in pair.of(InstanceLost)) == ["a", "b"]
@@ -258,3 +258,13 @@ async def test_calls_to_an_instance_arrive_in_the_order_of_their_commands(pair: 
     assert pair.of(Migrated)[0].moved == ((1, 2),)
     assert (pair.running("a"), pair.running("b")) == (3, 1)
     await pair.finished(4)
+
+
+async def test_a_directory_that_takes_no_files_is_named_as_what_ended_the_source(pair: Pair) -> None:
+    pair.directory = pair.moves._directory = pair.directory / "file"
+    pair.directory.write_text("no directory")
+    with pytest.raises(EngineError, match="cannot write the state"):
+        await pair.moves.migrate(pair.command)
+    await pair.until(lambda: pair.of(InstanceLost))
+    (lost,) = pair.of(InstanceLost)
+    assert lost.reason.startswith("worker a was ended: a: cannot write the state of trajectories to ")

@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import count
+from typing import Any
 
 import pytest
 from runtime_builders import prompt
@@ -57,3 +58,34 @@ async def test_a_report_tells_how_many_decoded_together_since_the_one_before_and
     assert busy, "three trajectories were decoded"
     assert all(0 < report.running <= 3 and report.tokens_per_second > 0 for report in busy)
     assert reports[-1].running == reports[-1].tokens_per_second == pytest.approx(0.0), "it was idle since the report before"
+
+
+def slow_to_answer(instance: str) -> RolloutBody:
+    """Factory: only `rollout-0` is silent."""
+    return (Silent if instance == "rollout-0" else RolloutBody)(FakeEngine(instance=instance))
+
+
+class Silent(RolloutBody):
+    """Knows who it is, and says nothing of its load."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return asyncio.Event().wait() if method == "load_state" else super().call(method, *arguments)
+
+
+async def test_an_instance_that_is_long_in_answering_keeps_nobody_elses_report() -> None:
+    events = list[Event]()
+    specs = [WorkerSpec(name, f"{__name__}:slow_to_answer", {"instance": name}) for name in ("rollout-0", "rollout-1")]
+    seats = [Seat(InlinePool(), spec, 60.0) for spec in specs]
+    fleet = RolloutFleet(seats, Board(), Sampling(6), 0, events.append)
+    for info in await fleet.start(lambda name, reason: None):
+        fleet.announce(info)
+    looking = asyncio.create_task(fleet.reports(0.01))
+    try:
+        async with asyncio.timeout(5.0):
+            while len(reports := [event for event in events if isinstance(event, InstanceReport)]) < 3:
+                await asyncio.sleep(0.005)
+    finally:
+        looking.cancel()
+        for seat in seats:
+            await seat.stop(0)
+    assert {report.instance for report in reports} == {"rollout-1"}

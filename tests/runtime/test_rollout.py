@@ -25,7 +25,7 @@ async def test_an_admission_to_an_instance_that_was_lost_meanwhile_leaves_nothin
     fleet = RolloutFleet([seat], board, Sampling(4), 0, events.append)
     (info,) = await fleet.start(lambda name, reason: None)
     fleet.announce(info)
-    seat.kill()
+    seat.kill("it is time")
     while len(events) < 2:
         await asyncio.sleep(0)
     assert isinstance(events[1], InstanceLost)
@@ -60,7 +60,7 @@ async def replaced(pool: Fragile) -> list[Event]:
     fleet = RolloutFleet([seat], Board(), Sampling(4), 0, events.append)
     for info in await fleet.start(lambda name, reason: over.put_nowait(asyncio.create_task(fleet.replace(name, reason)))):
         fleet.announce(info)
-    seat.kill()
+    seat.kill("it is time")
     await (await over.get())
     await asyncio.sleep(0.01)
     assert over.empty(), "a loss during a restart starts no second one"
@@ -87,9 +87,9 @@ async def test_an_instance_that_is_gone_before_the_machine_hears_of_it_ends_the_
     seat = Seat(pool, WorkerSpec("rollout-0", "runtime_bodies:engine", {"instance": "rollout-0"}), 5.0)
     fleet = RolloutFleet([seat], Board(), Sampling(4), 0, events.append)
     (info,) = await fleet.start(lambda name, reason: None)
-    seat.kill()
+    seat.kill("it is time")
     await asyncio.sleep(0.01)
-    with pytest.raises(WorkerLost, match="rollout-0 was lost as soon as it was up: rollout-0: killed"):
+    with pytest.raises(WorkerLost, match="rollout-0 was lost as soon as it was up: worker rollout-0 was ended: it is time"):
         fleet.announce(info)
     assert events == []
 
@@ -99,7 +99,7 @@ async def test_a_reward_worker_that_is_lost_while_it_starts_again_is_started_onc
     seat = Seat(pool, WorkerSpec("reward-0", "runtime_bodies:judge", {}), 5.0)
     fleet = RewardFleet([seat], ["lengthy"], 5.0, Board(), lambda event: None)
     await fleet.start(lambda lost, reason: over.put_nowait(asyncio.create_task(fleet.replace(lost, reason))))
-    seat.kill()
+    seat.kill("it is time")
     await (await over.get())
     await fleet.check([prompt()], 5.0)
     assert pool.starts == 4

@@ -161,6 +161,8 @@ async def test_a_reward_that_hangs_is_killed_named_and_replaced(tmp_path: Path) 
     failed = run.records(CommandFailed)
     assert all("rewards lengthy gave no answer on group 3" in event.error for event in failed)
     assert 3 not in run.trained()
+    notices = [progress.message for progress in run.said if "started again" in progress.message]
+    assert notices == ["worker reward-0 did not answer score within 0.2 s and was killed; it is started again"] * len(failed)
     assert [row["verifier_errors"] for row in run.rows()] == [0, len(failed), 0]
     assert audit(run.rundir.ledger).violations == ()
 
@@ -404,6 +406,24 @@ async def test_an_idle_reward_worker_that_dies_is_replaced_before_it_is_missed(t
     assert killed
     assert run.records(CommandFailed) == []
     assert run.rows()[-1]["workers/restarts"] == 1
+
+
+async def test_workers_that_die_while_the_model_is_written_are_not_started_again(tmp_path: Path) -> None:
+    killed: list[InlineWorker] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.phase == "export" and not killed:
+            killed.extend(worker for name, worker in run.pool.workers.items() if name != "trainer")
+            for worker in killed:
+                worker.kill()
+
+    run = Run(tmp_path, schedule(), watch=kill, start_s=0.1)
+    assert (await run.go()).ok
+    assert run.session.exported
+    assert len(killed) == 3
+    await asyncio.sleep(0.2)
+    assert all(run.pool.workers[worker.name] is worker for worker in killed), "none has a successor, which nobody would end"
+    assert not any("started again" in progress.message for progress in run.said)
 
 
 async def test_nothing_of_a_finished_group_is_kept(tmp_path: Path) -> None:

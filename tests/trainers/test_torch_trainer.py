@@ -241,6 +241,18 @@ def test_the_gap_is_measured_on_tokens_of_the_present_weights_only(tiny: Path, t
     assert bench.trainer.step().metrics["logprob_gap/tokens"] == 5
 
 
+def test_a_trajectory_that_went_on_over_keys_and_values_of_earlier_weights_says_nothing_of_engine_and_trainer(tiny: Path) -> None:
+    bench = Bench(tiny, algorithm={"gap_stop": 0.5})
+    honest = [bench.logprobs(ids) for ids in ([20, 21, 22], [30, 31])]
+    kept = [[-9.0] * 3, honest[1]]
+    mixed = [{VERSION: np.array([-1, 0, 0], dtype=np.int32)}, {}]
+    bench.trainer.accumulate([group(0, logprobs=kept, columns=mixed)])
+    metrics = bench.trainer.step().metrics
+    assert metrics["logprob_gap/tokens"] == 2
+    assert metrics["logprob_gap/max"] < 1e-5
+    assert metrics["sampling/sampling_logp_difference/max"] > 1
+
+
 def test_a_gap_above_the_bound_stops_the_run_before_the_weights_move(tiny: Path) -> None:
     bench = Bench(tiny, algorithm={"gap_stop": 0.5})
     before = bench.weights()

@@ -31,6 +31,8 @@ COLUMNS = {
     "logprob_gap/mean": "gap",
     "completions/mean_length": "length",
     "completions/clipped_ratio": "cut",
+    "staleness/mean": "stale",
+    "trainer_waiting_ratio/all": "wait",
     "rollout_tokens_per_second": "tok/s",
     "step_time": "s",
 }

@@ -16,6 +16,64 @@ from paceline.config.section import Section
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
+ELSEWHERE: dict[str, str] = {
+    "num_generations": "schedule.group_size",
+    "n": "schedule.group_size",
+    "per_device_train_batch_size": "schedule.groups_per_update",
+    "gradient_accumulation_steps": "schedule.groups_per_update",
+    "ppo_mini_batch_size": "schedule.groups_per_update",
+    "train_batch_size": "schedule.groups_per_round",
+    "generation_batch_size": "schedule.groups_per_round",
+    "steps_per_generation": "schedule.groups_per_round",
+    "ppo_max_token_len_per_gpu": "trainer.micro_batch_tokens",
+    "staleness_threshold": "schedule.staleness",
+    "max_staleness": "schedule.staleness",
+    "max_head_offpolicyness": "schedule.staleness",
+    "max_async_level": "schedule.staleness",
+    "partial_rollout": "schedule.at_publish",
+    "max_completion_length": "rollout.max_tokens",
+    "max_response_length": "rollout.max_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "lr": "trainer.learning_rate",
+    "warmup_steps": "trainer.warmup_updates",
+    "lr_warmup_steps": "trainer.warmup_updates",
+    "lr_scheduler_type": "trainer.decay",
+    "max_grad_norm": "trainer.clip_norm",
+    "grad_clip": "trainer.clip_norm",
+    "max_steps": "run.updates",
+    "total_training_steps": "run.updates",
+    "num_train_epochs": "run.epochs",
+    "total_epochs": "run.epochs",
+    "output_dir": "run.dir",
+    "default_local_dir": "run.dir",
+    "save_steps": "run.checkpoint_every",
+    "save_freq": "run.checkpoint_every",
+    "save_total_limit": "run.keep_last",
+    "eval_steps": "eval.every",
+    "test_freq": "eval.every",
+    "beta": "algorithm.kl_weight",
+    "kl_loss_coef": "algorithm.kl_weight",
+    "kl_loss_type": "algorithm.kl",
+    "epsilon": "algorithm.clip_low",
+    "clip_ratio_low": "algorithm.clip_low",
+    "epsilon_high": "algorithm.clip_high",
+    "clip_ratio_high": "algorithm.clip_high",
+    "clip_ratio_c": "algorithm.dual_clip",
+    "scale_rewards": "algorithm.advantage",
+    "norm_adv_by_std_in_grpo": "algorithm.advantage",
+    "loss_type": "algorithm.aggregation",
+    "loss_agg_mode": "algorithm.aggregation",
+    "importance_sampling_level": "algorithm.ratio",
+    "vllm_importance_sampling_correction": "algorithm.correction",
+    "rollout_is": "algorithm.correction",
+    "vllm_importance_sampling_cap": "algorithm.correction_high",
+    "rollout_is_threshold": "algorithm.correction_high",
+    "mask_truncated_completions": "algorithm.mask_truncated",
+    "reward_weights": "reward.N.weight",
+    "model_name_or_path": "model.path",
+}
+"""What a key of TRL, verl, AReaL or prime-rl (its last part) is called here; the guide's table has them with the difference in meaning."""
+
 
 def section_of(annotation: Any) -> type[Section] | None:
     """The section inside an annotation (itself, optional, or the items of a tuple), else None."""
@@ -58,9 +116,12 @@ def is_leaf(key: str) -> bool:
 
 
 def nearest(key: str, most: int = 3) -> list[str]:
-    """Known keys that an unknown one may mean: alike in its own section first, then of like name anywhere, then alike in full."""
+    """Known keys that an unknown one may mean: what other frameworks call so; else alike in its own section first, then of like name
+    anywhere, then alike in full."""
     key = _INDEX.sub("N", key)
     head, _, tail = key.rpartition(".")
+    if tail in ELSEWHERE:
+        return [ELSEWHERE[tail].replace(".N", ".0")]
     beside = [k for k in known() if k.rpartition(".")[0] == head]
     found = [f"{head}.{name}".lstrip(".") for name in difflib.get_close_matches(tail, map(_last, beside), most, 0.6)]
     found += [k for k in known() if _last(k) == tail]

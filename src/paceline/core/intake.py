@@ -28,7 +28,7 @@ class Intake:
         self.rounds = 0
         """Rounds opened."""
         self.fruitless = 0
-        """Groups that fell out since the last one that was kept."""
+        """Groups that fell out since the last one that was trainable; one that was and got too old afterwards is none of them."""
 
     @property
     def outstanding(self) -> int:
@@ -64,7 +64,6 @@ class Intake:
 
     def fell_out(self, group: Group, replace: bool) -> None:
         """A group is filtered or failed; with `replace` its place in the round gets another prompt, within the limit."""
-        self.fruitless += 1
         if replace and self._m.traits.rounds and group.refills < self._m.schedule.refill_limit and not (self.ended and not self._pending):
             self._owed.append(group.refills + 1)
 

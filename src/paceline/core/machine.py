@@ -59,7 +59,7 @@ class Machine:
         self._placement = Placement(m, self._intake, self._loading, self._serving)
         self._training = Training(m, self._intake, self._serving)
         self._boundaries = Boundaries(m, resume, self._intake, self._admission, self._training, self._loading, self._placement)
-        self._watch = Watch(m, self._intake, self._training, self._boundaries)
+        self._watch = Watch(m, self._intake, self._training, self._loading, self._boundaries)
         self._started = False
         self._rebalanced = 0.0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {

@@ -142,6 +142,7 @@ class Serving:
             if sample.command and sample.instance is not None:
                 m.out.close(Admit, sample.command)
                 self.abort(sample, why)
+        self._intake.fruitless += group.state != "ready"
         m.groups.end(group)
         m.out.tell(Terminal(m.out.next_id(), group.id, "filtered" if state == "filtered" else "failed", why))
         self._intake.fell_out(group, replace)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.core.boundaries import Boundaries
 from paceline.core.intake import Intake
+from paceline.core.loading import Loading
 from paceline.core.outbox import FLEET, GROUPS, Wait
 from paceline.core.state import Machinery
 from paceline.core.training import Training
@@ -17,10 +18,11 @@ NAMED = 8
 class Watch:
     """Notes since when nothing is up and since when the trainer wants groups; names what is overdue."""
 
-    def __init__(self, shared: Machinery, intake: Intake, training: Training, boundaries: Boundaries) -> None:
+    def __init__(self, shared: Machinery, intake: Intake, training: Training, loading: Loading, boundaries: Boundaries) -> None:
         self._m = shared
         self._intake = intake
         self._training = training
+        self._loading = loading
         self._boundaries = boundaries
         self._since: dict[str, float] = {}
         self._due: dict[str, float] = {}
@@ -30,7 +32,8 @@ class Watch:
         m = self._m
         self._set(FLEET, not m.fleet.instances)
         wants = m.update < m.schedule.total_updates and bool(m.groups.live or self._intake.unseen())
-        self._set(GROUPS, wants and not self._boundaries.busy)
+        held = m.traits.rounds and not self._loading.quiet  # admission waits for the evaluation, which is a wait of its own
+        self._set(GROUPS, wants and not held and not self._boundaries.busy)
 
     def _set(self, kind: str, active: bool) -> None:
         if active and kind not in self._since:

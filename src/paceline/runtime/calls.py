@@ -27,6 +27,8 @@ class Seat:
         self._losses = 0
         self._fills = 0
         self._gone = ""
+        self._ended = ""
+        """Why the present worker was ended from here; its process knows of a signal only, and its last words are of something else."""
 
     @property
     def filled(self) -> bool:
@@ -36,12 +38,12 @@ class Seat:
     async def fill(self, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         """Start the worker. Raises what its factory raised, or WorkerLost. `on_lost` is not called once the place is filled again."""
         self._fills = mine = self._fills + 1
-        self._worker = None
+        self._worker, self._ended = None, ""
 
         def _lost(reason: str) -> None:
             if mine == self._fills:
-                self._worker, self._gone = None, reason
-                on_lost(reason)
+                self._worker, self._gone = None, self._ended or reason
+                on_lost(self._gone)
 
         self._worker = await self._pool.start(self._spec, on_report, _lost)
 
@@ -91,12 +93,16 @@ class Seat:
                     return result
         finally:
             answer.cancel()
+        silence = f"worker {self.name} did not answer {method} within {limit:g} s and was killed"
+        if self._worker is worker:
+            self._ended = silence
         worker.kill()
-        raise WorkerSilent(f"worker {self.name} did not answer {method} within {limit:g} s and was killed")
+        raise WorkerSilent(silence)
 
-    def kill(self) -> None:
-        """End the worker at once; its loss is reported."""
+    def kill(self, why: object) -> None:
+        """End the worker at once; its loss is reported, with `why` as the reason."""
         if self._worker is not None:
+            self._ended = f"worker {self.name} was ended: {why}"
             self._worker.kill()
 
     async def stop(self, grace_s: float) -> None:

@@ -61,6 +61,8 @@ class Driver:
         self._queue: asyncio.Queue[Event | _Heard | BaseException] = asyncio.Queue()
         self._heard: list[_Heard] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """Whether the loop has ended: nothing that begins now would be heard, or ended with the run."""
         self.post(Started())
 
     def now(self) -> float:
@@ -119,6 +121,7 @@ class Driver:
 
     async def close(self) -> None:
         """Cancel and await everything that still runs."""
+        self.closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from paceline.ports.rollout import Failure
 from paceline.types.errors import EngineError
-from paceline.types.records import Prompt, Request, Sampling, ScoredGroup, Trajectory
+from paceline.types.records import VERSION, Prompt, Request, Sampling, ScoredGroup, Trajectory
 from paceline.types.results import Answers, Verdict
 from paceline.types.signal import RIGHT
 
@@ -51,12 +51,14 @@ class Evaluation:
         self._cancel = cancel
         self._score = score
         self._open: dict[tuple[int, int], tuple[str, asyncio.Future[Trajectory]]] = {}
+        self._version = 0
 
     async def run(self, instances: Sequence[str], version: int) -> list[Answers]:
         """Generate and judge everything on instances that serve `version`; problems stay in order.
 
-        Raises EngineError when an instance is lost or refuses a request, RewardError when a judge fails.
+        Raises EngineError when an instance is lost, refuses a request or samples under another version, RewardError when a judge fails.
         """
+        self._version = version
         if not instances:
             raise EngineError(f"no instance serves version {version}: it cannot be evaluated")
         shares: dict[str, list[Request]] = {name: [] for name in instances}
@@ -79,10 +81,11 @@ class Evaluation:
         _, future = self._open.get((answer.group, answer.sample), ("", None))
         if future is None or future.done() or answer.attempt != NO_ATTEMPT:
             return
-        if isinstance(answer, Failure):
-            future.set_exception(EngineError(f"evaluation problem {answer.group}, answer {answer.sample}: {answer.error}"))
-        else:
+        if isinstance(answer, Trajectory) and (answer.columns[VERSION] == self._version).all():
             future.set_result(answer)
+            return
+        error = answer.error if isinstance(answer, Failure) else f"it has tokens of another version than {self._version}"
+        future.set_exception(EngineError(f"evaluation problem {answer.group}, answer {answer.sample}: {error}"))
 
     def lost(self, instance: str, reason: str) -> None:
         """An instance is gone: an evaluation that needs it fails at once."""

@@ -35,7 +35,8 @@ class Moves:
             try:
                 taken = await self._carry(command, str(file))
             finally:
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it may not be there; what cannot be removed goes with its directory
+                    file.unlink()
             self._fleet.moved(taken.trajectories, command.source, command.target)
             self._post(Migrated(command.id, taken.trajectories, taken.prefilled_tokens))
 
@@ -66,6 +67,6 @@ class Moves:
             return await seat.call(method, *arguments)
         except WorkerLost:
             raise
-        except PacelineError:
-            seat.kill()
+        except PacelineError as error:
+            seat.kill(error)
             raise

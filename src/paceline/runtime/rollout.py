@@ -171,9 +171,14 @@ class RolloutFleet:
 
     async def reports(self, every_s: float = REPORT_S) -> None:
         """Ask every instance for its load now and then, for ever. One that no longer answers is found and lost by that."""
+        await asyncio.gather(*(self._watch(instance, every_s) for instance in self._instances.values()))
+
+    async def _watch(self, instance: Instance, every_s: float) -> None:
+        """Each by itself: one that is long in answering (it loads, or steps slowly) keeps nobody else's report."""
         while True:
             await asyncio.sleep(every_s)
-            await asyncio.gather(*(self._look_at(instance) for instance in self._instances.values() if instance.seat.filled))
+            if instance.seat.filled:
+                await self._look_at(instance)
 
     async def _look_at(self, instance: Instance) -> None:
         with contextlib.suppress(WorkerLost):  # its loss is an event of its own

@@ -169,7 +169,7 @@ class Session:
             self._rollout.start(self._restart_rollout), self._reward.start(self._restart_reward), self._start_trainer()
         )
         check_fleet(self._lineage.schedule, infos)
-        prompts = [self._task.prompt(position) for position in range(len(self._task))]
+        prompts = list(self._task.every_row())
         if self._evaluation is not None:
             prompts += self._evaluation.plan.prompts
         try:
@@ -257,16 +257,20 @@ class Session:
 
     def _restart_rollout(self, name: str, reason: str) -> None:
         """Not before the machine has heard of the loss: what it still commands the lost one must not reach its successor."""
-        self._restarting(reason)
-        self.driver.when_heard(lambda: self.driver.background(self._rollout.replace(name, reason)))
+        if self._needed(reason):
+            self.driver.when_heard(lambda: self.driver.background(self._rollout.replace(name, reason)))
 
     def _restart_reward(self, seat: Seat, reason: str) -> None:
-        self._restarting(reason)
-        self.driver.background(self._reward.replace(seat, reason))
+        if self._needed(reason):
+            self.driver.background(self._reward.replace(seat, reason))
 
-    def _restarting(self, reason: str) -> None:
+    def _needed(self, reason: str) -> bool:
+        """Whether a lost worker is started again, and if so say it. After the end a successor would do nothing and outlive it."""
+        if self.driver.closed:
+            return False
         self.recorder.restarts += 1
         self.recorder.notice(f"{reason}; it is started again")
+        return True
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -122,8 +122,8 @@ class Weights:
                 fingerprint, probe = await seat.call("serve", stored.ref, stored.location, *how)
             except WorkerLost:
                 return
-            except PacelineError:
-                seat.kill()
+            except PacelineError as error:
+                seat.kill(error)
                 raise
             self._compare(command, fingerprint, Probes(stored.probe, probe), replaced)
 

@@ -82,6 +82,8 @@ class Adversary:
         """Commands of this lineage that are answered no longer: their instance was lost, or they were aborted."""
         self.later: list[e.Event] = []
         """What is still to be said of the end of the data."""
+        self.cause = False
+        """Whether anything was said in this lineage for which a run may stop with an error."""
         self.ended: list[int] = []
         """Groups that are terminal on the surviving lineage."""
         self.consumed = -1
@@ -120,7 +122,7 @@ class Adversary:
         self.machine = Machine(self.schedule, resume)
         self.rules = Rules(self.schedule, resume)
         self.ended = list(ended)
-        self.consumed = -1
+        self.consumed, self.cause = -1, False
         self.said, self.owed, self.later = [], [], []
         self.log.append(resume)
         if self.stops and self.pick.of(*[False] * 9, True):
@@ -327,6 +329,8 @@ class Adversary:
         """Tell the machine, and judge what it says."""
         before = dict(self.book.open)
         self.said.append(event)
+        filtered = type(event) is e.GroupMaterialized and not self.book.trainable(event)
+        self.cause |= filtered or type(event) in (e.TrajectoryFailed, e.CommandFailed)
         answered = getattr(event, "command", None)
         for record in (event, *self.machine.step(event, self.now)):
             self.records[type(record).__name__] += 1
@@ -430,6 +434,8 @@ class Adversary:
             raise Wrong(str(violation))
         stop = self.book.stop
         assert stop is not None
+        if not stop.ok and not self.cause:
+            raise Wrong(f"stopped with an error for no cause: {stop.reason}")
         if not stop.ok or self.book.stopping:
             return
         if self.book.stepped < self.schedule.total_updates and (not self.book.data_ended or self.book.groups):

@@ -19,9 +19,9 @@ class Tally:
     extremes: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     fresh: list[np.ndarray] = field(default_factory=list)
-    """|behaviour - learner| log-probs of tokens sampled from exactly the present weights, nats."""
+    """|behaviour - learner| log-probs of trajectories sampled from exactly the present weights, nats."""
     moved: list[np.ndarray] = field(default_factory=list)
-    """The same of tokens sampled from earlier weights, where a difference is real."""
+    """The same of those with tokens from earlier weights, where a difference is real."""
 
     def add(self, metrics: Mapping[str, float], weight: float) -> None:
         """Count means over `weight` tokens (or groups)."""
