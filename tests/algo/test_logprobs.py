@@ -84,7 +84,7 @@ def test_no_more_than_a_chunk_of_logits_exists_forward_or_backward() -> None:
         return rows @ weight.t()
 
     token_logprobs(hidden, ids, head, chunk=16).logp.sum().backward()
-    assert seen == [16, 16, 8, 8, 16, 16], "the forward pass in order, the backward pass again from the end"
+    assert seen == [16, 16, 8, 16, 16], "the forward pass in order, the backward pass from the end, whose logits are still there"
 
 
 def test_entropy_is_that_of_the_full_distribution_at_the_temperature() -> None:

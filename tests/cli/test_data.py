@@ -1,17 +1,22 @@
 """What the data worker refuses before anything is generated."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import wire
 from paceline.cli.data import DataBody
+from paceline.cli.wire import data_body
 from paceline.config.load import load
 from paceline.config.schema import Config
 from paceline.models.load import positions
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.data import ByteTokenizer
-from paceline.types.errors import ConfigError, DataError
+from paceline.runtime.rundir import check_identity
+from paceline.tasks import Mixture, RowTask
+from paceline.types.errors import CheckpointError, ConfigError, DataError
 
 
 def config(root: Path, *words: str) -> Config:
@@ -32,7 +37,7 @@ def test_prompts_that_leave_no_room_for_the_answer_in_the_model_are_refused_toge
 
 
 def test_they_are_left_out_and_counted_when_asked(tmp_path: Path) -> None:
-    rows, _ = DataBody(config(tmp_path, "rollout.over_limit=filter"), ByteTokenizer(), 16).call("load", True, False)
+    (rows,), _ = DataBody(config(tmp_path, "rollout.over_limit=filter"), ByteTokenizer(), 16).call("load", True, False)
     assert [len(prompt.ids) for prompt in rows["prompts"]] == [5, 8]
     assert rows["counts"]["over_limit"] == 2
 
@@ -40,9 +45,84 @@ def test_they_are_left_out_and_counted_when_asked(tmp_path: Path) -> None:
 def test_a_model_without_positions_for_a_prompt_is_refused_and_one_that_does_not_say_is_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.max_tokens = 8: the model has 8 positions, which leave none for a prompt"):
         DataBody(config(tmp_path), ByteTokenizer(), 8)
-    rows, _ = DataBody(config(tmp_path), ByteTokenizer()).call("load", True, False)
+    (rows,), _ = DataBody(config(tmp_path), ByteTokenizer()).call("load", True, False)
     assert len(rows["prompts"]) == 4
 
 
 def test_positions_are_those_of_the_models_own_config(tmp_path: Path) -> None:
     assert positions(write_tiny(tmp_path / "model")) == 512
+
+
+def test_every_training_task_comes_as_rows_of_its_own_without_the_held_out_questions(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(json.dumps({"prompt": "x" * n, "answer": "1"}) for n in (5, 6)))
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"prompt": "x" * 5, "answer": "1"}))
+    same = "gold_column='answer', template='plain', kind='file'"
+    words = (f"mix.0={{path='{other}', shuffle=false, {same}}}", f"eval.task={{path='{held}', {same}}}")
+    (first, second), _ = DataBody(config(tmp_path, *words), ByteTokenizer()).call("load", True, False)
+    assert [len(prompt.ids) for prompt in first["prompts"]] == [8, 9, 20]
+    assert [(len(prompt.ids), prompt.task) for prompt in second["prompts"]] == [(6, "other")]
+    assert (first["counts"]["excluded"], second["counts"]["excluded"]) == (1, 1)
+
+
+def test_a_missing_column_is_named_before_a_tokenizer_is_loaded(tmp_path: Path) -> None:
+    """The model does not exist, so that reaching for its tokenizer would fail with another error."""
+    lacking = config(tmp_path, "task.gold_column=gold", f"model.path={tmp_path / 'no model'}")
+    start = time.process_time()
+    with pytest.raises(
+        DataError, match=r"no column 'gold' \(task.gold_column\): set task.gold_column = 'answer'; columns present: id, prompt, answer"
+    ):
+        data_body(lacking)
+    assert time.process_time() - start < 5.0
+
+
+# --- what a resume says about other data (case R08)
+
+
+def task_of(c: Config) -> RowTask | Mixture:
+    rows, _ = DataBody(c, ByteTokenizer()).call("load", True, False)
+    return wire._mixed(c, [RowTask(**arguments) for arguments in rows])
+
+
+def refusal(before: Config, after: Config, root: Path) -> str:
+    first, second = (wire._identity(c, task, {}) for c, task in ((before, task_of(before)), (after, task_of(after))))
+    with pytest.raises(CheckpointError) as refused:
+        check_identity(first, second, root)
+    return str(refused.value)
+
+
+def numbered(path: Path, count: int, answer: str = "1") -> tuple[str, ...]:
+    path.write_text("\n".join(json.dumps({"prompt": f"question {i}", "answer": answer}) for i in range(count)))
+    return ("task.kind=file", f"task.path={path}", "task.gold_column=answer", "task.template=plain")
+
+
+def test_a_resume_with_another_file_says_how_many_rows_each_has_and_which_file_it_is(tmp_path: Path) -> None:
+    one, two = load(None, numbered(tmp_path / "a.jsonl", 100)), load(None, [*numbered(tmp_path / "b.jsonl", 60), "task.label=a"])
+    said = refusal(one, two, tmp_path)
+    assert 'rows of task a: "100 of 100" -> "60 of 60"' in said
+    assert f'task.a.path: "{tmp_path}/a.jsonl" -> "{tmp_path}/b.jsonl"' in said
+
+
+def test_a_resume_with_changed_contents_under_the_same_name_says_so(tmp_path: Path) -> None:
+    c = load(None, numbered(tmp_path / "a.jsonl", 5))
+    before = wire._identity(c, task_of(c), {})
+    numbered(tmp_path / "a.jsonl", 5, answer="2")
+    with pytest.raises(CheckpointError, match="contents of task a: ") as refused:
+        check_identity(before, wire._identity(c, task_of(c), {}), tmp_path)
+    assert "rows of task" not in str(refused.value)
+
+
+def test_a_resume_with_another_setting_names_the_setting(tmp_path: Path) -> None:
+    words = numbered(tmp_path / "a.jsonl", 5)
+    said = refusal(load(None, words), load(None, [*words, "task.suffix=' Think.'"]), tmp_path)
+    assert 'task.a.suffix: "" -> " Think."' in said
+    assert "contents of task" not in said
+
+
+def test_the_same_rows_from_a_file_that_was_moved_go_on(tmp_path: Path) -> None:
+    one = load(None, numbered(tmp_path / "a.jsonl", 5))
+    before = wire._identity(one, task_of(one), {})
+    (tmp_path / "elsewhere").mkdir()
+    two = load(None, numbered(tmp_path / "elsewhere" / "a.jsonl", 5))
+    check_identity(before, wire._identity(two, task_of(two), {}), tmp_path)

@@ -223,3 +223,12 @@ def test_gsm8k_has_7473_training_rows() -> None:
     if not path.is_file():
         pytest.skip(f"the data set is not at {path}")
     assert task_rows(TaskConfig(kind="file", path=str(path))) == 7473
+
+
+def test_the_plan_of_a_mixture_says_how_many_prompts_each_task_gives() -> None:
+    words = ("task.name=chain_sum", "task.size=300", "mix.0.name=spell_backward", "mix.0.size=100", "run.updates=10")
+    by_rows = plan(load(None, words), 400, None, [300, 100])
+    assert by_rows.groups_by_task == (("chain_sum", 60), ("spell_backward", 20))
+    weighted = plan(load(None, [*words, "task.weight=1.0", "mix.0.weight=3.0"]), 400, None, [300, None])
+    assert weighted.groups_by_task == (("chain_sum", 20), ("spell_backward", 60))
+    assert plan(load(None, words), None, None, [300, None]).groups_by_task == ()

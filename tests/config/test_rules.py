@@ -21,6 +21,8 @@ MULTI = (*GYM, "schedule.preset=multiversion")
 EXACT = ("model.dtype=float32", "algorithm.correction=truncate")
 
 BROKEN: list[tuple[str, tuple[str, ...]]] = [
+    ("deterministic_order_of_prompts", (*GYM, "run.deterministic=true", "schedule.no_signal=refill")),
+    ("deterministic_computes", (*EMULATED, "run.deterministic=true")),
     ("verifiers_compare_mathematics", (*GYM, "pool.verifiers=2")),
     ("signature_no_effect", (*GYM, "reward.0.signature=verl")),
     ("groups_per_round_no_effect", (*STREAM, "schedule.groups_per_round=16")),
@@ -116,6 +118,16 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("every_no_effect", (*GYM, "eval.every=5")),
     ("hold_out_no_effect", (*GYM, "eval.hold_out=false")),
     ("eval_scores_something", (*HELD_OUT, "eval.greedy=false", "eval.samples=0")),
+    ("mixed_tasks_differ_by_name", (*GYM, "mix.0.name=chain_sum", "mix.0.seed=7")),
+    ("one_generator_per_name", (*GYM, "task.label=t", "eval.task.name=spell_backward", "eval.task.label=t")),
+    ("weights_for_all_or_none", (*GYM, "mix.0.name=spell_backward", "task.weight=2.0")),
+    ("weight_needs_a_mixture", (*GYM, "task.weight=2.0")),
+    ("names_no_effect", (*GYM, "tracking.names=['trl']")),
+    ("project_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.project=p")),
+    ("name_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.name=n")),
+    ("offline_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.offline=true")),
+    ("mlflow_server_no_effect", (*GYM, "tracking.kinds=['wandb']", "tracking.mlflow_server=http://x")),
+    ("kinds_once", (*GYM, "tracking.kinds=['wandb', 'wandb']")),
     ("temperature_without_samples", (*HELD_OUT, "eval.samples=0", "eval.temperature=0.5")),
     ("some_reward", (*GYM, "reward=[]")),
     ("reward_names_differ", (*GYM, "reward.0.kind=numeric", "reward.1.kind=numeric")),
@@ -145,6 +157,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
 WARNED: list[tuple[str, tuple[str, ...]]] = [
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
+    ("deterministic_engine_only", (*STREAM, "run.deterministic=true")),
     ("versions_fit_the_fleet", (*MULTI,)),
     ("versions_fit_the_fleet", (*MULTI, "schedule.version_window=3", "rollout.versions_held=2")),
     ("geometric_bounds_wide", (*GYM, "algorithm.correction=mask", "algorithm.correction_level=geometric")),
@@ -260,6 +273,12 @@ def test_rule_names_are_unique_within_their_section() -> None:
     for section in RULES.values():
         names = [rule.name for rule in section]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("overrides", "in_order"), [(GYM, True), ((*GYM, "schedule.preset=pipelined"), True), (MULTI, False)], ids=str)
+def test_deterministic_runs_consume_in_order_where_there_is_one(overrides: tuple[str, ...], in_order: bool) -> None:
+    assert schedule(load(None, (*overrides, "run.deterministic=true"))).in_order is in_order
+    assert schedule(load(None, overrides)).in_order is False
 
 
 def test_a_configuration_built_in_python_can_be_checked_alike() -> None:

@@ -12,17 +12,24 @@ import pytest
 from paceline.config.schema import TaskConfig
 from paceline.ports.data import Task
 from paceline.ports.fakes.data import ByteTokenizer, MemoryTask
-from paceline.tasks import load
+from paceline.tasks import Mixture, RowTask, load
 from paceline.types.errors import DataError
+from paceline.types.records import Prompt
 
 Make = Callable[[int, int], Task]
 
 
-@pytest.fixture(params=["memory", "jsonl", "reasoning_gym"])
+@pytest.fixture(params=["memory", "jsonl", "reasoning_gym", "mixture"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def task(seed: int, rows: int) -> Task:
         if request.param == "memory":
             return MemoryTask([(f"question {i}", str(i)) for i in range(rows)], seed=seed)
+        if request.param == "mixture":
+            parts = {
+                "odd": [Prompt(i, i, np.array([i], np.int32), f"q {i}", "1", {}, "odd") for i in range(1, rows, 2)],
+                "even": [Prompt(i, i, np.array([i], np.int32), f"q {i}", "1", {}, "even") for i in range(0, rows, 2)],
+            }
+            return Mixture({name: RowTask(own, seed=seed, shuffle=True, counts={}) for name, own in parts.items()})
         path = tmp_path / "rows.jsonl"
         path.write_text("\n".join(json.dumps({"prompt": f"question {i}", "gold": str(i)}) for i in range(rows)))
         config = (
@@ -71,3 +78,8 @@ def test_the_fingerprint_is_stable_and_follows_rows_and_order(make: Make) -> Non
 def test_there_is_no_prompt_before_the_first(make: Make) -> None:
     with pytest.raises(DataError):
         make(0, 3).prompt(-1)
+
+
+def test_every_row_is_every_row_of_an_epoch(make: Make) -> None:
+    task = make(0, 12)
+    assert sorted(prompt.row for prompt in task.every_row()) == sorted(task.prompt(i).row for i in range(12))

@@ -1,49 +1,189 @@
-"""What every Tracker must do, fake and real alike."""
+"""What every Tracker must do, fake and real alike; those of services through the mirror that feeds them, read back from the service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+import json
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.ports.data import Tracker
 from paceline.ports.fakes.data import MemoryTracker
 from paceline.trackers.jsonl import JsonlTracker, read
+from paceline.trackers.link import Link
+from paceline.trackers.mirror import Mirror
 from paceline.types.errors import DataError
 
-Rows = Callable[[], list[tuple[str, int, float]]]
+Kept = list[tuple[str, int, float]]
+SERVICES = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "trackio": ("trackio",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 
 
-@pytest.fixture(params=["memory", "jsonl"])
-def tracker(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tracker, Rows]:
-    if request.param == "memory":
+class Both:
+    """The record and its mirror, as a run has them."""
+
+    def __init__(self, record: JsonlTracker, mirror: Mirror) -> None:
+        self.parts = (record, mirror)
+
+    def log(self, axis: str, step: int, values: dict[str, Any]) -> None:
+        for part in self.parts:
+            part.log(axis, step, values)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
+@dataclass
+class Place:
+    """One run's trackers of one kind in a directory; `open` makes the next lineage's, `kept` reads what is there."""
+
+    open: Callable[[], Tracker]
+    kept: Callable[[], Kept]
+    said: list[str]
+    in_order: bool = True
+    """Whether the order among axes can be read back."""
+
+
+@pytest.fixture(params=["memory", "jsonl", *SERVICES])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    kind: str = request.param
+    if kind == "memory":
         fake = MemoryTracker()
-        return fake, lambda: [(axis, step, values["x"]) for axis, step, values in fake.rows]
-    return JsonlTracker(tmp_path / "m.jsonl"), lambda: [(row["axis"], row["step"], row["x"]) for row in read(tmp_path / "m.jsonl")]
+        yield Place(lambda: fake, lambda: [(axis, step, values["x"]) for axis, step, values in fake.rows], [])
+        return
+    metrics = tmp_path / "m.jsonl"
+    if kind == "jsonl":
+        yield Place(lambda: JsonlTracker(metrics), lambda: [(row["axis"], row["step"], row["x"]) for row in read(metrics)], [])
+        return
+    missing = [name for name in SERVICES[kind] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    module = importlib.import_module(f"paceline.trackers.{kind}")
+    said: list[str] = []
+    run = uuid.uuid5(uuid.NAMESPACE_URL, str(tmp_path)).hex
+
+    def _open() -> Tracker:
+        link = Link(run, "tests", "contract", tmp_path / kind, {"run": {"seed": 1}}, offline=True)
+        link.directory.mkdir(exist_ok=True)
+        return Both(JsonlTracker(metrics), Mirror(kind, metrics, lambda _: module.open_tracker(link), tmp_path, said.append))
+
+    yield Place(_open, lambda: READERS[kind](tmp_path / kind, run), said, kind in ("wandb", "trackio"))
 
 
-def test_everything_sent_is_kept_in_order(tracker: tuple[Tracker, Rows]) -> None:
-    sink, rows = tracker
+def _sorted(rows: Kept, in_order: bool) -> Kept:
+    """As they came, or by axis where a service keeps axes apart."""
+    return rows if in_order else sorted(rows, key=lambda row: row[0])
+
+
+def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place: Place) -> None:
     sent = [("update", 1, 0.5), ("rollout", 249, 1.0), ("update", 203, 0.25), ("eval", 200, 0.75), ("update", 204, 0.0)]
+    tracker = place.open()
     for axis, step, value in sent:
-        sink.log(axis, step, {"x": value})
-    assert rows() == sent
+        tracker.log(axis, step, {"x": value})
+    tracker.close()
+    tracker.close()
+    assert place.said == []
+    assert place.kept() == _sorted(sent, place.in_order)
 
 
-def test_axes_count_for_themselves_but_a_step_back_on_one_is_refused(tracker: tuple[Tracker, Rows]) -> None:
-    sink, rows = tracker
+def test_a_resumed_run_is_continued_where_it_was(place: Place) -> None:
+    first = [("update", 1, 0.5), ("eval", 1, 1.0), ("update", 2, 0.25)]
+    then = [("update", 3, 0.125), ("eval", 3, 2.0)]
+    for rows in (first, then):
+        tracker = place.open()
+        for axis, step, value in rows:
+            tracker.log(axis, step, {"x": value})
+        tracker.close()
+    assert place.said == []
+    assert place.kept() == _sorted(first + then, place.in_order)
+
+
+@pytest.mark.parametrize("make", [MemoryTracker, lambda: JsonlTracker("m.jsonl")])
+def test_axes_count_for_themselves_but_a_step_back_on_one_is_refused(
+    make: Callable[[], Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sink = make()
     sink.log("update", 5, {"x": 1.0})
     sink.log("eval", 3, {"x": 1.0})
     for step in (5, 4):
         with pytest.raises(DataError, match=f"'update': step {step} after step 5"):
             sink.log("update", step, {"x": 1.0})
-    assert len(rows()) == 2
 
 
-def test_closing_twice_is_harmless(tracker: tuple[Tracker, Rows]) -> None:
-    sink, rows = tracker
-    sink.log("update", 1, {"x": 1.0})
-    sink.close()
-    sink.close()
-    assert rows() == [("update", 1, 1.0)]
+# --- what the services have
+
+
+def _tensorboard(directory: Path, run: str) -> Kept:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    kept = []
+    for axis in sorted(path.name for path in directory.iterdir()):
+        events = EventAccumulator(str(directory / axis)).Reload()
+        kept += [(axis, event.step, event.value) for event in events.Scalars(f"{axis}/x")]
+    return kept
+
+
+def _wandb(directory: Path, run: str) -> Kept:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    kept = []
+    for path in sorted(directory.glob(f"wandb/offline-run-*/run-{run}.wandb"), key=lambda path: path.stat().st_mtime_ns):
+        records: list[Any] = []
+        for _ in range(500):  # W&B's own process ends the file a moment after `finish` returned
+            records = [Record.FromString(data) for data in _chunks(path.read_bytes())]
+            if records and records[-1].HasField("exit"):
+                break
+            time.sleep(0.02)
+        for record in records:
+            kept += _from_history({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
+    return kept
+
+
+def _chunks(content: bytes) -> Iterator[bytes]:
+    """The records of W&B's offline file, a LevelDB log: after seven bytes of its own, blocks of 32 KiB of (crc, length, type, data)."""
+    whole, place = b"", 7
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def _trackio(directory: Path, run: str) -> Kept:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    return [row for logs in SQLiteStorage.get_logs("tests", f"contract-{run[:8]}") for row in _from_history(logs)]
+
+
+def _mlflow(directory: Path, run: str) -> Kept:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{directory / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tests")
+    (found,) = client.search_runs([experiment.experiment_id])
+    names = sorted(name for name in found.data.metrics if name.endswith("/x"))
+    return [(name.removesuffix("/x"), m.step, m.value) for name in names for m in client.get_metric_history(found.info.run_id, name)]
+
+
+def _from_history(row: dict[str, Any]) -> Kept:
+    return [
+        (name.removesuffix("/x"), int(row[name.removesuffix("x") + "step"]), value) for name, value in row.items() if name.endswith("/x")
+    ]
+
+
+READERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}

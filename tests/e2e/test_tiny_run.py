@@ -191,3 +191,22 @@ def children_of(run: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_a_mixture_with_fewer_rows_than_an_update_trains_and_a_resume_continues_its_tracker(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps({"prompt": "only one", "answer": "x"}))
+    words = (f"run.dir={tmp_path / 'run'}", "tracking.kinds=['tensorboard']", "tracking.names=['trl']", "task.weight=1.0", "task.limit=2",
+             f"mix.0={{kind='file', path='{few}', gold_column='answer', weight=1.0}}", "schedule.groups_per_update=4")  # fmt: skip
+    for updates, resume in ((1, False), (2, True)):
+        done = train(place, "plain.toml", *words, f"run.updates={updates}", resume=resume)
+        assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if line["axis"] == "update"]
+    assert all({"reward/rows", "reward/few"} <= line.keys() and line["update/groups"] == 4 for line in updates)
+    shown = EventAccumulator(str(tmp_path / "run" / "tracking" / "tensorboard" / "update")).Reload()
+    assert [event.step for event in shown.Scalars("train/reward")] == [1, 2]
+    assert [event.value for event in shown.Scalars("update/lineage")] == [1, 2]

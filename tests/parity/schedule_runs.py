@@ -80,24 +80,33 @@ class Witness(TrainerBody):
         return {name: weight.detach().clone() for name, weight in self._weights.items()}
 
 
-def make_engine(directory: str, instance: str, slots: int, versions_held: int = 1) -> TorchEngine:
-    """A float64 engine with the weights of the directory as version 0."""
+def make_engine(directory: str, instance: str, slots: int, versions_held: int = 1, exact: str | None = None) -> TorchEngine:
+    """An engine with the weights of the directory as version 0: float64, or deterministic in the dtype `exact`."""
 
     def decode(ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
-    model = load(ModelConfig(path=directory, dtype="float64"))
-    return TorchEngine(model, instance=instance, slots=slots, kv_tokens=4096, decode=decode, clock=lambda: 0.0, versions_held=versions_held)
+    model = load(ModelConfig(path=directory, dtype=exact or "float64"))
+    return TorchEngine(
+        model,
+        instance=instance,
+        slots=slots,
+        kv_tokens=4096,
+        decode=decode,
+        clock=lambda: 0.0,
+        versions_held=versions_held,
+        deterministic=exact is not None,
+    )
 
 
-def engine(directory: str, instance: str, slots: int, versions_held: int) -> WorkerBody:
+def engine(directory: str, instance: str, slots: int, versions_held: int, exact: str | None = None) -> WorkerBody:
     """Factory of a rollout worker."""
-    return RolloutBody(make_engine(directory, instance, slots, versions_held))
+    return RolloutBody(make_engine(directory, instance, slots, versions_held, exact))
 
 
-def trainer(directory: str, algorithm: dict[str, Any], updates: int) -> WorkerBody:
+def trainer(directory: str, algorithm: dict[str, Any], updates: int, exact: str | None = None) -> WorkerBody:
     """Factory of the trainer worker."""
-    config = ModelConfig(path=directory, dtype="float64")
+    config = ModelConfig(path=directory, dtype=exact or "float64")
     loaded = load(config, train=True)
     made = TorchTrainer(
         loaded,
@@ -106,6 +115,7 @@ def trainer(directory: str, algorithm: dict[str, Any], updates: int) -> WorkerBo
         rollout=RolloutConfig(max_tokens=MAX_TOKENS),
         model=config,
         total_updates=updates,
+        deterministic=exact is not None,
     )
     return Witness(made, dict(loaded.model.named_parameters()))
 
@@ -180,21 +190,26 @@ def play(
     instances: int = 1,
     versions_held: int = 1,
     algorithm: dict[str, Any] | None = None,
+    exact: str | None = None,
 ) -> Played:
-    """Run a schedule to its end. `directory`: the model; `root`: a new run directory; the rest per engine and for the loss."""
+    """Run a schedule to its end. `directory`: the model; `root`: a new run directory; the rest per engine and for the loss.
+
+    exact: deterministic mode in this dtype; else float64.
+    """
+    common = {"directory": str(directory), "exact": exact}
     engines = {
-        f"rollout-{i}": {"directory": str(directory), "instance": f"rollout-{i}", "slots": slots, "versions_held": versions_held}
-        for i in range(instances)
+        f"rollout-{i}": {**common, "instance": f"rollout-{i}", "slots": slots, "versions_held": versions_held} for i in range(instances)
     }
-    return asyncio.run(_play(directory, root, plan, engines, algorithm or {}))
+    return asyncio.run(
+        _play(root, plan, engines, {**common, "algorithm": algorithm or {}, "updates": plan.total_updates}, exact or "float64")
+    )
 
 
-async def _play(directory: Path, root: Path, plan: Schedule, engines: dict[str, dict[str, Any]], algorithm: dict[str, Any]) -> Played:
+async def _play(root: Path, plan: Schedule, engines: dict[str, dict[str, Any]], trained: dict[str, Any], dtype: str) -> Played:
     pool, tracker, rundir = InlinePool(), MemoryTracker(), RunDir(root)
     rundir.open(resume=False)
     ledger = Ledger(rundir.ledger)
     lineage = ledger.open_lineage(plan, Resume(), None, "now")
-    trained = {"directory": str(directory), "algorithm": algorithm, "updates": plan.total_updates}
     session = Session(
         pool=pool,
         workers=Workers(
@@ -202,7 +217,7 @@ async def _play(directory: Path, root: Path, plan: Schedule, engines: dict[str, 
             tuple(WorkerSpec(name, "schedule_runs:engine", arguments) for name, arguments in engines.items()),
             (WorkerSpec("reward-0", "schedule_runs:Judge", {}),),
         ),
-        settings=Settings(SEED, SAMPLING, "float64", 0.1, 60.0, ("hash",), 60.0, 2, 60.0),
+        settings=Settings(SEED, SAMPLING, dtype, 0.1, 60.0, ("hash",), 60.0, 2, 60.0),
         lineage=Lineage(plan, Resume(), lineage, None, {}),
         task=TASK,
         eval_plan=None,

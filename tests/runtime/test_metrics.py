@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from runtime_builders import group, report
@@ -65,6 +66,13 @@ def test_empty_completions_give_finite_values() -> None:
 def test_the_trainers_own_values_and_the_tokens_of_prompts_and_samples_are_in_the_row() -> None:
     row = update_metrics([group(0, [0, 1], [2, 4])], report(loss=0.5, grad_norm=2.0))
     assert (row["loss"], row["grad_norm"], row["num_tokens"]) == (0.5, 2.0, 2 * 3 + 6)
+
+
+def test_each_task_of_a_mixture_has_its_own_reward_and_count() -> None:
+    sums, words = (replace(g, prompt=replace(g.prompt, task=name)) for g, name in ((group(0, [1, 1]), "sums"), (group(1, [0, 1]), "words")))
+    row = update_metrics([sums, words, sums], report(), by_task=True)
+    assert (row["reward/sums"], row["reward/words"], row["outcome/words"]) == (1, 0.5, 0.5)
+    assert (row["update/groups/sums"], row["update/groups/words"]) == (2, 1)
 
 
 def test_times_and_counts_of_an_update_have_the_names_that_stand_for_them() -> None:

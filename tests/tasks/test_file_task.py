@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,58 @@ def test_gsm8k_is_read_whole_with_its_golds() -> None:
     task = read(SHARED / "test.jsonl", prompt_column="question", gold_pattern=r"####\s*(.+)")
     assert len(task) == 1319
     assert task.prompt(0).gold == "18"
+
+
+# --- directories that `datasets` writes
+
+
+def saved(directory: Path, *tables: pa.Table, **state: Any) -> Path:
+    """What `Dataset.save_to_disk` leaves: Arrow streams and a state that lists them."""
+    directory.mkdir(parents=True)
+    names = [f"data-{i:05d}-of-{len(tables):05d}.arrow" for i in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        with pa.OSFile(str(directory / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    (directory / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names], "_fingerprint": "f", **state}))
+    (directory / "dataset_info.json").write_text("{}")
+    return directory
+
+
+def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path: Path) -> None:
+    parts = [pa.table({"prompt": [f"{p}{i}" for i in range(300)], "answer": pa.array(["1"] * 300).dictionary_encode()}) for p in "ab"]
+    task = read(saved(tmp_path / "set", *parts))
+    assert len(task) == 600
+    assert questions(task)[298:302] == ["a298", "a299", "b0", "b1"]
+    assert (task.prompt(0).task, task.prompt(300).row) == ("set", 300)
+
+
+def test_a_saved_dataset_and_a_file_of_the_same_rows_are_the_same_data(tmp_path: Path) -> None:
+    table = pa.table({"prompt": [[{"role": "user", "content": "a"}]], "answer": ["1"]})
+    one, two = (read(path, template="chat") for path in (saved(tmp_path / "set", table), parquet(tmp_path, table)))
+    assert one.fingerprint() == two.fingerprint()
+
+
+def test_what_is_no_single_saved_dataset_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["a"], "answer": ["1"]})
+    both = tmp_path / "both"
+    saved(both / "train", table)
+    saved(both / "test", table)
+    (both / "dataset_dict.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    cut = saved(tmp_path / "cut", table)
+    (cut / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
+    for path, message in (
+        (both, "several datasets; name one of them: test, train"),
+        (tmp_path / "empty", "no dataset that save_to_disk wrote: state.json"),
+        (saved(tmp_path / "mapped", table, _indices_files=[{"filename": "i.arrow"}]), "flatten_indices"),
+        (cut, "data-00000-of-00001.arrow: not a readable Arrow file"),
+        (saved(tmp_path / "other", table.rename_columns(["question", "answer"])), "set task.prompt_column = 'question'"),
+    ):
+        with pytest.raises(DataError, match=re.escape(message)):
+            read(path)
+
+
+def test_windows_line_ends_and_a_missing_last_one_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a\\r\\n", "answer": "1"}\r\n\r\n{"prompt": "b", "answer": "2"}')
+    assert questions(read(path)) == ["a\r\n", "b"]

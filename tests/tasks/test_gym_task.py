@@ -10,7 +10,7 @@ import pytest
 from paceline.config.schema import TaskConfig
 from paceline.ports.fakes.data import ByteTokenizer
 from paceline.tasks import RowTask, load
-from paceline.tasks.gym import scorer
+from paceline.tasks.gym import scorer, scorers
 from paceline.types.errors import ConfigError, DataError
 
 TINY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -33,6 +33,13 @@ def test_a_row_carries_what_the_generators_scorer_needs() -> None:
         assert prompt.gold is not None
         assert score(prompt, prompt.gold) == 1.0
         assert score(prompt, "999") == 0.0
+
+
+def test_answers_of_a_mixture_go_to_the_scorer_of_their_own_task() -> None:
+    both = scorers({"chain_sum": {"name": "chain_sum", "parameters": TINY}, "spell": {"name": "spell_backward", "parameters": {}}})
+    spell = load(TaskConfig(name="spell_backward", size=3, label="spell"), ByteTokenizer(), seed=0, max_prompt_tokens=500).prompt(0)
+    assert both(spell, str(spell.gold)) == both(sums().prompt(0), str(sums().prompt(0).gold)) == 1.0
+    assert both(spell, "999") < 1.0
 
 
 def test_rows_of_the_training_task_are_left_out_of_a_held_out_one_and_counted() -> None:

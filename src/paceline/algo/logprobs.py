@@ -38,9 +38,8 @@ def token_logprobs(
 ) -> TokenScores:
     """Score `ids` [N] by the distributions that `head` makes of `hidden` [N, width].
 
-    Logits of at most `chunk` rows exist at a time; the backward pass makes them again instead of keeping them. Values do not
-    depend on the chunk beyond the rounding of a matrix product of another height. ValueError for a temperature or a chunk that
-    is not positive.
+    Logits of at most `chunk` rows exist at a time; the backward pass makes all but the last chunk's again. Values do not depend on the
+    chunk beyond the rounding of a matrix product of another height. ValueError for a temperature or a chunk that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"log-probs need a temperature > 0, got {temperature}")
@@ -52,10 +51,10 @@ def token_logprobs(
         return _score(head(rows), tokens, temperature, top_p, top_k, entropy)
 
     pieces = list(zip(torch.split(hidden, chunk), torch.split(ids, chunk), strict=True))
-    if torch.is_grad_enabled():
-        parts = [checkpoint(chunk_of, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
-    else:
-        parts = [chunk_of(*piece) for piece in pieces]
+    again = pieces[:-1] if torch.is_grad_enabled() else []
+    parts = [checkpoint(chunk_of, *piece, use_reentrant=False, preserve_rng_state=False) for piece in again]
+    # The backward pass begins with the last chunk: keeping its logits saves making them again and costs no more at once.
+    parts += [chunk_of(*piece) for piece in pieces[len(again) :]]
     logp, kept, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
     return TokenScores(logp, kept, entropies)
 
@@ -68,34 +67,42 @@ def _score(
     if top_p < 1 or top_k > 0:
         # The same rule as the engine's, so that on-policy the sets agree; the given token stays in when an update moved it out.
         keep = _kept(scaled.detach(), top_p, top_k).scatter(-1, ids[:, None], True)
-    logp, kept = _Normalised.apply(scaled, ids, keep)  # type: ignore[no-untyped-call]
-    # The recomputation of the backward pass stops after what it needs, so what has no gradient comes last.
-    return logp, kept, _entropy(scaled.detach()) if entropy else scaled.new_empty(0)
+    logp, kept, spread = _Normalised.apply(scaled, ids, keep, entropy)  # type: ignore[no-untyped-call]
+    return logp, kept, spread
 
 
 class _Normalised(torch.autograd.Function):
-    """z_id - logsumexp(z), over all tokens and over the kept ones; one [n, vocabulary] tensor more in the backward pass."""
+    """z_id - logsumexp(z), over all tokens and over the kept ones, and the entropy of all; made of softmax, one fused pass."""
 
     @staticmethod
-    def forward(ctx: Any, scaled: torch.Tensor, ids: torch.Tensor, keep: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """scaled [n, vocabulary], ids [n], keep bool like scaled or None for no filter -> two [n]."""
+    def forward(
+        ctx: Any, scaled: torch.Tensor, ids: torch.Tensor, keep: torch.Tensor | None, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """scaled [n, vocabulary], ids [n], keep bool like scaled or None for no filter -> [n], [n] and [n] or [0]."""
         chosen = scaled.gather(-1, ids[:, None])[:, 0]
-        total = scaled.logsumexp(-1)
-        kept_total = total if keep is None else scaled.masked_fill(~keep, -torch.inf).logsumexp(-1)
-        ctx.save_for_backward(scaled, ids, keep, total, kept_total)
-        return chosen - total, chosen - kept_total
+        weights, total = _softmax(scaled)
+        kept_weights, kept_total = (None, total) if keep is None else _softmax(scaled.masked_fill(~keep, -torch.inf))
+        spread = _entropy(scaled, weights, total) if entropy else scaled.new_empty(0)
+        ctx.save_for_backward(weights, kept_weights, ids)
+        ctx.mark_non_differentiable(spread)
+        return chosen - total, chosen - kept_total, spread
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Of each log-prob: one-hot minus softmax, over its own set."""
-        scaled, ids, keep, total, kept_total = ctx.saved_tensors
-        full, kept = grads
-        if keep is None:
-            full, kept = full + kept, torch.zeros_like(kept)
-        out = (scaled - total[:, None]).exp_().mul_(-full[:, None])
-        if keep is not None:
-            out -= (scaled - kept_total[:, None]).exp_().mul_(kept[:, None]).mul_(keep)
-        return out.scatter_add_(-1, ids[:, None], (full + kept)[:, None]), None, None
+        weights, kept_weights, ids = ctx.saved_tensors
+        full, kept, _ = grads
+        if kept_weights is None:
+            out = weights * -(full + kept)[:, None]
+        else:
+            out = (weights * -full[:, None]).addcmul_(kept_weights, kept[:, None], value=-1)
+        return out.scatter_add_(-1, ids[:, None], (full + kept)[:, None]), None, None, None
+
+
+def _softmax(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities [n, vocabulary] and logsumexp [n] of rows: the largest probability is exp(largest - logsumexp)."""
+    weights = scaled.softmax(-1)
+    return weights, scaled.amax(-1) - weights.amax(-1).log()
 
 
 def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
@@ -106,9 +113,8 @@ def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
     return keep_mask(weights, mass, torch.full((rows,), top_k, device=device))
 
 
-def _entropy(scaled: torch.Tensor) -> torch.Tensor:
-    """-sum p log p of the rows of scaled logits [n, vocabulary] -> [n]."""
-    logp = scaled.log_softmax(-1)
-    p = logp.exp()
-    # 0 x -inf is 0 here; the product of two matrices adds up without a third tensor of this size.
-    return -torch.bmm(p[:, None], logp.clamp_(min=torch.finfo(logp.dtype).min)[:, :, None])[:, 0, 0]
+def _entropy(scaled: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """-sum p log p of rows [n, vocabulary] with logsumexp [n] -> [n]."""
+    # 0 x -inf is 0 here; the product of two matrices adds up without a tensor of this size.
+    finite = scaled if bool(scaled.amin().isfinite()) else scaled.clamp(min=torch.finfo(scaled.dtype).min)
+    return total - torch.bmm(weights[:, None], finite[:, :, None])[:, 0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.config.checks import training_tasks
 from paceline.config.schema import Config, TaskConfig
 from paceline.tasks.render import Tokenizer
 from paceline.tasks.task import RowTask, load
@@ -48,20 +49,21 @@ class DataBody:
     def close(self) -> None:
         """Nothing outlives the process."""
 
-    def _load(self, training: bool, evaluation: bool) -> tuple[dict[str, Any] | None, tuple[Prompt, ...]]:
-        """Arguments of the training RowTask, and the evaluation's problems; None and empty where not asked for."""
+    def _load(self, training: bool, evaluation: bool) -> tuple[list[dict[str, Any]], tuple[Prompt, ...]]:
+        """Arguments of the RowTask of every training task, and the evaluation's problems; empty where not asked for."""
         settings = self._config.eval
         needed = evaluation or (training and settings.hold_out)
         problems = self._problems(settings.task) if needed and settings.task is not None else ()
         held_out = {problem.text for problem in problems} if settings.hold_out else set()
-        return self._rows(held_out) if training else None, problems if evaluation else ()
+        rows = [self._rows(task, held_out) for task in training_tasks(self._config)] if training else []
+        return rows, problems if evaluation else ()
 
-    def _rows(self, held_out: set[str]) -> dict[str, Any]:
-        task = self._task(self._config.task, self._config.run.seed).excluding(held_out)
+    def _rows(self, config: TaskConfig, held_out: set[str]) -> dict[str, Any]:
+        task = self._task(config, self._config.run.seed).excluding(held_out)
         return {
-            "prompts": sorted((task.prompt(position) for position in range(len(task))), key=lambda prompt: prompt.row),
+            "prompts": task.every_row(),
             "seed": self._config.run.seed,
-            "shuffle": self._config.task.shuffle,
+            "shuffle": config.shuffle,
             "counts": task.counts,
             "skipped": task.skipped,
         }

@@ -27,6 +27,21 @@ class Wire(Protocol):
         """Check the rules over a run's ledger."""
 
 
+class Reports(Protocol):
+    """What `paceline.cli.report` offers."""
+
+    def report(self, run: Path, output: Path | None, samples: int) -> list[str]:
+        """Write the page of a run; what to say of it."""
+
+    def doctor(self, run: Path) -> tuple[list[str], bool]:
+        """What is wrong with a run, in lines; whether nothing is."""
+
+
+def reports() -> Reports:
+    """Import what reads runs: pyarrow, templates, the runtime's files. No torch."""
+    return cast(Reports, importlib.import_module("paceline.cli.report"))
+
+
 def wire() -> Wire:
     """Import the composition root, and with it torch and everything else."""
     return cast(Wire, importlib.import_module("paceline.cli.wire"))

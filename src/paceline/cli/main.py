@@ -17,16 +17,17 @@ import typer
 
 from paceline import __version__
 from paceline.cli.display import display, screen
-from paceline.cli.lazy import wire
+from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
-from paceline.cli.results import FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
-from paceline.cli.timeline import Format, Range, timeline
+from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
+from paceline.cli.timeline import Format, timeline
 from paceline.config.checks import warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
+from paceline.timeline.range import Range
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
 
 app = typer.Typer(
@@ -128,6 +129,28 @@ def draw(
             typer.echo(line)
 
 
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: report.html in RUN.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Trajectories that are shown at most.")] = 240,
+) -> None:
+    """Write one offline page of a run: curves, timeline, waiting and its causes, samples, configuration, audit."""
+    with _told():
+        for line in reports().report(run, output, samples):
+            typer.echo(line)
+
+
+@app.command()
+def doctor(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Say what a live or dead run waits for, and what went wrong. Exit code 0: nothing needs you; 1: something does; 2: no run is there."""
+    with _told():
+        lines, healthy = reports().doctor(run)
+        for line in lines:
+            typer.echo(line)
+        raise typer.Exit(DONE if healthy else FAILED)
+
+
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
     """The configuration of `[CONFIG.toml] [KEY=VALUE ...]`, its warnings told."""
     words = list(words or ())
@@ -166,7 +189,10 @@ def _print_plan(config: Config) -> None:
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140
-    console.print(plan_text(make_plan(config, task_rows(config.task), _shape(config))))
+    rows = [task_rows(task, key) for key, task in (("task", config.task), *((f"mix.{i}", task) for i, task in enumerate(config.mix)))]
+    known = [count for count in rows if count is not None]
+    total = sum(known) if len(known) == len(rows) else None
+    console.print(plan_text(make_plan(config, total, _shape(config), rows)))
 
 
 def _shape(config: Config) -> ModelShape | None:

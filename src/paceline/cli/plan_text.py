@@ -27,6 +27,8 @@ def _counts(plan: Plan) -> Table:
         table.add_row("rounds", f"{plan.rounds:,}", f"of {s.groups_per_round} groups under one version")
     table.add_row("publishes", f"{plan.publishes:,}", "version 0, the starting weights, included")
     table.add_row("prompts per epoch", _at_most(plan.rows), "before duplicates and bad rows are removed")
+    for name, groups in plan.groups_by_task:
+        table.add_row(f"prompts of {name}", f"~ {groups:,}", "its share of the run")
     if plan.updates_per_epoch is not None and plan.epochs is not None:
         table.add_row("updates per epoch", f"{plan.updates_per_epoch:,.4g}", "prompts per epoch / groups per update")
         table.add_row("epochs", f"{plan.epochs:,.3g}", "prompts of the run / prompts per epoch")

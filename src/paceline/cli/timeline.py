@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -16,7 +14,8 @@ from paceline.core.account.tally import shares
 from paceline.durable import whole
 from paceline.runtime.ledger import LedgerReader, Lineage
 from paceline.timeline.perfetto import PerfettoWriter
-from paceline.timeline.story import Item, Level, Mark, Staleness, Story
+from paceline.timeline.range import Range
+from paceline.timeline.story import Item, Story
 from paceline.timeline.svg import Items, draw
 from paceline.types.errors import ConfigError
 
@@ -26,26 +25,6 @@ class Format(StrEnum):
 
     PERFETTO = "perfetto"
     SVG = "svg"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Seconds of the lineage's clock that are drawn."""
-
-    start: float = -inf
-    end: float = inf
-
-    def cut(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Items of which any part lies within. A level lasts until the next, so those before come, too."""
-        for item in items:
-            if isinstance(item, Level):
-                if item.time <= self.end:
-                    yield replace(item, time=max(item.time, self.start))
-            elif isinstance(item, Mark | Staleness):
-                if self.start <= item.time <= self.end:
-                    yield item
-            elif item.end >= self.start and item.start <= self.end:
-                yield item
 
 
 def timeline(run: Path, output: Path | None, form: Format | None, lineage: int | None, only: Range) -> list[str]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import emulated
+from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
-from paceline.config.checks import reward_name
+from paceline.config.checks import reward_name, task_name, training_tasks
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
@@ -30,12 +30,13 @@ from paceline.runtime.audit import audit as audit_ledger
 from paceline.runtime.calls import Seat
 from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_origin, read_resume, write_durably
+from paceline.runtime.rundir import EXPLAINS, ResumeInfo, RunDir, check_identity, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
+from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
-from paceline.trackers.jsonl import JsonlTracker
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError
 from paceline.types.progress import Progress
@@ -43,7 +44,6 @@ from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
-    from paceline.ports.data import Task
     from paceline.ports.pool import Pool
 
 
@@ -57,6 +57,7 @@ def train(
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
+    tracking.require(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
     try:
@@ -102,13 +103,15 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
-    on_progress(Progress(0, config.run.updates, {}, "data", f"task: {_counted(data.task)}"))
+    for line in _counted(data.task):
+        on_progress(Progress(0, config.run.updates, {}, "data", line))
     checkpoint, info = _restored(rundir, identity := _identity(config, data.task, data.contents))
     schedule, resume = make_schedule(config), Resume() if info is None else info.resume()
     write_durably(rundir.config, dump(config).encode())
     ledger = Ledger(rundir.ledger)
     try:
         lineage = ledger.open_lineage(schedule, resume, None if info is None else info.lineage, datetime.now(UTC).isoformat())
+        notices = Notices(rundir.notices, lineage)
         session = Session(
             pool=pool,
             workers=workers,
@@ -119,10 +122,14 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             store=FileStore(rundir.weights),
             rundir=rundir,
             ledger=ledger,
-            trackers=[JsonlTracker(rundir.metrics, lineage)],
-            on_progress=on_progress,
+            trackers=tracking.trackers(config, rundir, lineage, lambda text: session.recorder.notice(text)),
+            on_progress=notices.beside(on_progress),
         )
-        stop = await session.run()
+        try:
+            stop = await session.run()
+        except Exception as error:  # whatever it is, `paceline doctor` tells it later
+            notices.add(str(error) or repr(error), fatal=True)
+            raise
     finally:
         ledger.close()
     return Outcome(
@@ -139,9 +146,8 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
 async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:
     pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=False, evaluation=True)
-    assert config.eval.task is not None
     plan = _eval_plan(config, data)
-    rewards = _reward_specs(config, config.eval.task)
+    rewards = _reward_specs(config)
     answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config, None), plan, on_progress)
     return summarize(answers, model=model)
 
@@ -159,7 +165,7 @@ def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None,
 # --- what the runtime needs of the configuration
 
 
-def _settings(config: Config, task: RowTask | None) -> Settings:
+def _settings(config: Config, task: RowTask | Mixture | None) -> Settings:
     rollout, (reward_s, reward_s_per_answer) = config.rollout, reward_deadline(config)
     return Settings(
         seed=config.run.seed,
@@ -176,16 +182,17 @@ def _settings(config: Config, task: RowTask | None) -> Settings:
     )
 
 
-def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[str, str]:
+def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, str]) -> dict[str, str]:
     """What a checkpoint must agree with: data, weights, and everything that says what is generated and what the loss means.
 
-    `contents`: fingerprints of the files that the configuration only names.
-    The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages.
+    `contents`: fingerprints of the files that the configuration only names, in deterministic mode also what the machine computes with.
+    The length of the run, the optimizer's settings, evaluation and the worker pool may change between lineages; what decides bits
+    may not in deterministic mode.
     """
     parts = {
         "run.seed": config.run.seed,
         "run.permute_rewards": config.run.permute_rewards,
-        "task": task.fingerprint(),
+        **_task_identity(config, task),
         "reward": [reward.model_dump(exclude={"timeout_s"}) for reward in config.reward],
     }
     may_change = {
@@ -199,7 +206,26 @@ def _identity(config: Config, task: Task, contents: Mapping[str, str]) -> dict[s
     if _emulates(config):
         work = config.emulated.model_dump(include={"mean_tokens", "sigma", "solved"})
         parts |= {f"emulated.{key}": value for key, value in work.items()}
+    if config.run.deterministic:
+        parts |= {
+            "run.deterministic": True,
+            "pool.rollout_threads": _rollout_threads(config),
+            "pool.trainer_threads": _trainer_threads(config),
+        }
+        parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk")}
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
+
+
+def _task_identity(config: Config, task: RowTask | Mixture) -> dict[str, Any]:
+    """Rows and contents of every task, and the whole with its order and template. The settings of `rundir.EXPLAINS` say what changed."""
+    parts = [task] if isinstance(task, RowTask) else list(task.tasks.values())
+    named = list(zip(training_tasks(config), parts, strict=True))
+    return {
+        "prompts of the run": task.fingerprint(),
+        **{f"rows of task {task_name(settings)}": f"{len(part)} of {part.counts['read']}" for settings, part in named},
+        **{f"contents of task {task_name(settings)}": part.contents() for settings, part in named},
+        **{f"{EXPLAINS}{task_name(t)}.{key}": value for t, _ in named for key, value in t.model_dump().items()},
+    }
 
 
 def _eval_plan(config: Config, data: Data) -> EvalPlan:
@@ -214,8 +240,15 @@ def _eval_plan(config: Config, data: Data) -> EvalPlan:
     )
 
 
-def _counted(task: RowTask) -> str:
-    """Rows of a task and what became of the others, in words."""
+def _counted(task: RowTask | Mixture) -> list[str]:
+    """Rows of every task and what became of the others, in words."""
+    if isinstance(task, RowTask):
+        return [f"task: {_rows_in_words(task)}"]
+    shares = zip(task.tasks.items(), task.shares, strict=True)
+    return [f"task {name}: {share / len(task):.1%} of the prompts; {_rows_in_words(part)}" for (name, part), share in shares]
+
+
+def _rows_in_words(task: RowTask) -> str:
     words = {"bad": "bad", "duplicate": "duplicates", "over_limit": "over max_prompt_tokens", "excluded": "held out for the evaluation"}
     gone = [f"{count} {words[name]}" for name, count in task.counts.items() if name in words and count]
     return f"{len(task)} prompts of {task.counts['read']} rows" + (f"; left out: {', '.join(gone)}" if gone else "")
@@ -226,12 +259,12 @@ def _counted(task: RowTask) -> str:
 
 def workers_of(config: Config) -> Workers:
     """What a training run starts."""
-    return Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config, config.task))
+    return Workers(_trainer_spec(config), _rollout_specs(config), _reward_specs(config))
 
 
 def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     count, cores = config.rollout.instances, config.pool.rollout_cores
-    threads = config.pool.rollout_threads or max(1, _default_threads(config) // count)
+    threads = _rollout_threads(config)
     home, arguments = (emulated.__name__, emulated.engine_arguments(config)) if _emulates(config) else (__name__, {"config": config})
     return tuple(
         WorkerSpec(f"rollout-{i}", f"{home}:rollout_body", {**arguments, "instance": f"rollout-{i}"}, threads, cores[i::count])
@@ -239,33 +272,46 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
+def _every_task(config: Config) -> list[TaskConfig]:
+    return [*training_tasks(config), *([config.eval.task] if config.eval.task else [])]
+
+
 def _emulates(config: Config) -> bool:
     return config.rollout.engine == "emulated"
 
 
 def _trainer_spec(config: Config) -> WorkerSpec:
-    threads = config.pool.trainer_threads or _default_threads(config)
+    threads = _trainer_threads(config)
     if _emulates(config):
         costs = {"costs": emulated.trainer_costs(config.emulated)}
         return WorkerSpec("trainer", f"{emulated.__name__}:trainer_body", costs, threads, config.pool.trainer_cores)
     return WorkerSpec("trainer", f"{__name__}:trainer_body", {"config": config}, threads, config.pool.trainer_cores)
 
 
-def _reward_specs(config: Config, task: TaskConfig) -> tuple[WorkerSpec, ...]:
+def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
     arguments: dict[str, Any] = {
         "rewards": [reward.model_dump() for reward in config.reward],
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
         "verifiers": config.pool.verifiers,
     }
-    if task.kind == "reasoning_gym":
-        arguments |= {"scorer": "paceline.tasks.gym:scorer", "scorer_arguments": {"name": task.name, "parameters": task.parameters}}
+    generators = {task_name(t): {"name": t.name, "parameters": t.parameters} for t in _every_task(config) if t.kind == "reasoning_gym"}
+    if generators:
+        arguments |= {"scorer": "paceline.tasks.gym:scorers", "scorer_arguments": {"tasks": generators}}
     return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
 
 
+def _rollout_threads(config: Config) -> int:
+    return config.pool.rollout_threads or max(1, _default_threads(config) // config.rollout.instances)
+
+
+def _trainer_threads(config: Config) -> int:
+    return config.pool.trainer_threads or _default_threads(config)
+
+
 def _default_threads(config: Config) -> int:
-    """All cores where phases take turns, else half of them each."""
+    """All cores where phases take turns, else half of them each; half in deterministic mode, so that all schedules compute alike."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if config.schedule.preset == "serial" else max(1, cores // 2)
+    return cores if config.schedule.preset == "serial" and not config.run.deterministic else max(1, cores // 2)
 
 
 def rollout_body(config: Config, instance: str) -> WorkerBody:
@@ -287,6 +333,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
         clock=monotonic,
         versions_held=rollout.versions_held,
+        deterministic=config.run.deterministic,
     )
     return RolloutBody(engine)
 
@@ -308,6 +355,7 @@ def trainer_body(config: Config) -> WorkerBody:
         model=config.model,
         total_updates=config.run.updates,
         reference=reference,
+        deterministic=config.run.deterministic,
     )
     return TrainerBody(trainer)
 
@@ -316,22 +364,27 @@ def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.contents import contents
     from paceline.cli.data import DataBody
+    from paceline.tasks.files import check_columns
 
+    for task in _every_task(config):
+        if task.kind == "file":
+            check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
     if _emulates(config):
         from paceline.tasks.synthetic import SyntheticTokenizer
 
         return DataBody(config, SyntheticTokenizer(config.rollout.max_prompt_tokens), contents=partial(contents, config, None))
     from paceline.models.load import load_tokenizer, positions, resolve
+    from paceline.models.numerics import numerics
 
-    directory = resolve(config.model.path)
-    return DataBody(config, load_tokenizer(directory), positions(directory), partial(contents, config, resolve))
+    directory, computer = resolve(config.model.path), numerics() if config.run.deterministic else {}
+    return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rendered tasks, and for a training run the fingerprints of model and reward files."""
+    """Rendered tasks, and for a training run the fingerprints of model and reward files (deterministic mode: of the machine too)."""
 
-    task: RowTask | None
+    task: RowTask | Mixture | None
     problems: tuple[Prompt, ...]
     contents: Mapping[str, str]
 
@@ -345,4 +398,12 @@ async def _load_data(pool: Pool, config: Config, *, training: bool, evaluation: 
         contents = await seat.call("contents") if training else {}
     finally:
         await seat.stop(1.0)
-    return Data(None if rows is None else RowTask(**rows), problems, contents)
+    return Data(_mixed(config, [RowTask(**arguments) for arguments in rows]) if rows else None, problems, contents)
+
+
+def _mixed(config: Config, tasks: Sequence[RowTask]) -> RowTask | Mixture:
+    """The only task, or the mixture of all."""
+    configs = training_tasks(config)
+    weights = [task.weight for task in configs if task.weight is not None]
+    names = [task_name(task) for task in configs]
+    return Mixture(dict(zip(names, tasks, strict=True)), weights or None) if config.mix else tasks[0]

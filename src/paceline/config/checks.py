@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import Any
 
 from paceline.config import section_rules as own
@@ -35,8 +36,22 @@ def _emulated(c: Config) -> bool:
     return c.rollout.engine == "emulated"
 
 
+def training_tasks(config: Config) -> tuple[TaskConfig, ...]:
+    """`[task]` and every `[[mix]]`."""
+    return (config.task, *config.mix)
+
+
+def task_name(task: TaskConfig) -> str:
+    """The name of a task in metrics and messages: its label, the generator's, or the file's."""
+    return task.label or {"reasoning_gym": task.name, "file": PurePath(task.path).stem, "synthetic": "synthetic"}[task.kind]
+
+
 def _tasks(c: Config) -> list[TaskConfig]:
-    return [c.task, *([c.eval.task] if c.eval.task else [])]
+    return [*training_tasks(c), *([c.eval.task] if c.eval.task else [])]
+
+
+def _generated(c: Config) -> list[TaskConfig]:
+    return [task for task in _tasks(c) if task.kind == "reasoning_gym"]
 
 
 def _on_policy(s: ScheduleConfig) -> bool:
@@ -155,6 +170,50 @@ WHOLE: list[Rule[Config]] = [
         lambda c: any((t.kind == "synthetic") != _emulated(c) for t in _tasks(c)),
     ),
     Rule(
+        "mixed_tasks_differ_by_name",
+        ("task.label", "mix"),
+        "each task of a mixture needs a name of its own in the metrics; set mix.N.label",
+        lambda c: len({task_name(t) for t in training_tasks(c)}) <= len(c.mix),
+    ),
+    Rule(
+        "one_generator_per_name",
+        ("task.name", "mix", "eval.task.name"),
+        "answers are given to the generator's scorer by the task's name; set a label of its own for another generator",
+        lambda c: len({(task_name(t), t.name) for t in _generated(c)}) > len({task_name(t) for t in _generated(c)}),
+    ),
+    Rule(
+        "weights_for_all_or_none",
+        ("task.weight", "mix"),
+        "with weights every task of the mixture needs one; without any, each counts by its number of rows",
+        lambda c: bool(c.mix) and len({t.weight is None for t in training_tasks(c)}) > 1,
+    ),
+    Rule(
+        "weight_needs_a_mixture",
+        ("task.weight", "eval.task.weight"),
+        "has no effect: it is a share among [task] and every [[mix]]",
+        lambda c: (c.task.weight is not None and not c.mix) or (c.eval.task is not None and c.eval.task.weight is not None),
+    ),
+    Rule(
+        "deterministic_order_of_prompts",
+        ("run.deterministic", "schedule.no_signal"),
+        "which prompt replaces which depends on when rewards come back, so a run with refill would not repeat; keep or drop",
+        lambda c: c.run.deterministic and c.schedule.no_signal == "refill",
+    ),
+    Rule(
+        "deterministic_computes",
+        ("run.deterministic", "rollout.engine"),
+        "has no effect: the engine emulated computes nothing",
+        lambda c: c.run.deterministic and _emulated(c),
+    ),
+    Rule(
+        "deterministic_engine_only",
+        ("run.deterministic", "schedule.preset"),
+        "covers the engine only: which version samples a token, and which groups an update takes, depend on timing in streaming and "
+        "multiversion; serial and pipelined repeat bit for bit",
+        lambda c: c.run.deterministic and c.schedule.preset in ("streaming", "multiversion"),
+        "warn",
+    ),
+    Rule(
         "warmup_within_run",
         ("trainer.warmup_updates", "run.updates"),
         "the run ends before the learning rate reaches its peak",
@@ -174,12 +233,14 @@ WHOLE: list[Rule[Config]] = [
 RULES: dict[str, list[Rule[Any]]] = {
     "schedule": own.SCHEDULE,
     "task": own.TASK,
+    "mix.N": own.TASK,
     "eval.task": own.TASK,
     "reward.N": own.REWARD,
     "rollout": own.ROLLOUT,
     "algorithm": own.ALGORITHM,
     "emulated": own.EMULATED,
     "eval": own.EVAL,
+    "tracking": own.TRACKING,
     "": WHOLE,
 }
 """All rules by the section they judge."""
@@ -212,8 +273,9 @@ def _broken(config: Config, level: str) -> Iterator[Fault]:
 
 
 def _sections(config: Config, where: str) -> Iterator[tuple[str, Section]]:
-    if where == "reward.N":
-        yield from ((f"reward.{index}.", reward) for index, reward in enumerate(config.reward))
+    if where.endswith(".N"):
+        name = where.removesuffix(".N")
+        yield from ((f"{name}.{index}.", section) for index, section in enumerate(value_at(config, name)))
     elif not where:
         yield "", config
     elif (section := value_at(config, where)) is not None:
@@ -222,4 +284,5 @@ def _sections(config: Config, where: str) -> Iterator[tuple[str, Section]]:
 
 def _value(section: Section, key: str) -> Any:
     value = value_at(section, key)
-    return [reward_name(reward) for reward in value] if key == "reward" else value
+    names: dict[str, Callable[[Any], str]] = {"reward": reward_name, "mix": task_name}
+    return [*map(names[key], value)] if key in names else value

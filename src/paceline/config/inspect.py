@@ -90,11 +90,12 @@ def _shape(config: dict[str, Any]) -> ModelShape:
 def missing_files(config: Config) -> list[Fault]:
     """Data files and reward files that are named and not there."""
     named = _task_files(config) | _reward_files(config) | ({"emulated.lengths": lengths} if (lengths := config.emulated.lengths) else {})
-    return [Fault(((key, show(file)),), "no such file") for key, file in named.items() if not Path(file).is_file()]
+    return [Fault(((key, show(file)),), "no such file") for key, file in named.items() if not Path(file).exists()]
 
 
 def _task_files(config: Config) -> dict[str, str]:
-    tasks = {"task.path": config.task, "eval.task.path": config.eval.task}
+    mix = {f"mix.{index}.path": task for index, task in enumerate(config.mix)}
+    tasks = {"task.path": config.task, **mix, "eval.task.path": config.eval.task}
     return {key: task.path for key, task in tasks.items() if task is not None and task.kind == "file"}
 
 
@@ -113,7 +114,9 @@ def task_rows(task: TaskConfig, key: str = "task") -> int | None:
 
 
 def _lines(path: Path, key: str) -> int | None:
-    """Lines that are not blank; None for a Parquet file."""
+    """Lines that are not blank; None for a Parquet file or a directory."""
+    if path.is_dir():
+        return None
     try:
         with path.open("rb") as file:
             if file.read(4) == b"PAR1":

@@ -5,9 +5,11 @@ A *group* is one prompt with its `group_size` samples. Updates count groups: U g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.checks import task_name, training_tasks
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
 from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
@@ -29,6 +31,8 @@ class Plan:
     """= prompts: updates x U, less where run.epochs ends them in mid-update."""
     samples: int
     """groups x group_size."""
+    groups_by_task: tuple[tuple[str, int], ...]
+    """Groups of the run per task of a mixture, by its name; empty without one and where numbers of rows are needed and unknown."""
     rows: int | None
     """Prompts per epoch; None = unknown before the file is read."""
     updates_per_epoch: float | None
@@ -73,7 +77,7 @@ def schedule(config: Config) -> Schedule:
         empty_limit=s.empty_limit,
         attempts=s.attempts,
         on_failure=s.on_failure,
-        in_order=s.in_order,
+        in_order=s.in_order or (config.run.deterministic and s.preset in ("serial", "pipelined")),
         evaluate_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
         rebalance_seconds=s.rebalance_s if s.preset == "multiversion" else 0.0,
@@ -137,8 +141,20 @@ def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
     return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
 
 
-def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:
-    """Counts, token limits and memory of a run. `rows` = prompts per epoch, None = unknown; `shape` None leaves the memory out."""
+def _by_task(config: Config, groups: int, rows: Sequence[int | None]) -> tuple[tuple[str, int], ...]:
+    tasks = training_tasks(config)
+    weights = [task.weight if task.weight is not None else count for task, count in zip(tasks, rows, strict=False)]
+    known = [weight for weight in weights if weight is not None]
+    if not config.mix or len(known) < len(tasks):
+        return ()
+    return tuple((task_name(task), round(groups * weight / sum(known))) for task, weight in zip(tasks, known, strict=True))
+
+
+def plan(config: Config, rows: int | None, shape: ModelShape | None, by_task: Sequence[int | None] = ()) -> Plan:
+    """Counts, token limits and memory of a run. `rows` = prompts per epoch, None = unknown; `shape` None leaves the memory out.
+
+    by_task: rows of each task of a mixture.
+    """
     fixed = schedule(config)
     groups = fixed.total_updates * fixed.groups_per_update
     if rows is not None and config.run.epochs is not None:
@@ -156,6 +172,7 @@ def plan(config: Config, rows: int | None, shape: ModelShape | None) -> Plan:
         groups=groups,
         samples=samples,
         rows=rows,
+        groups_by_task=_by_task(config, groups, by_task),
         updates_per_epoch=None if rows is None else rows / fixed.groups_per_update,
         epochs=groups / rows if rows else None,
         prompt_tokens=prompt_tokens,

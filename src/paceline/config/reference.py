@@ -19,7 +19,7 @@ from paceline.config.schema import Config
 from paceline.config.section import Section
 
 BEGIN, END = "<!-- reference: begin (made by python -m paceline.config.reference) -->", "<!-- reference: end -->"
-TITLES = {"eval.task": "", "task": "[task] and [eval.task]", "reward.N": "[[reward]]", "": "Across sections"}
+TITLES = {"eval.task": "", "mix.N": "", "task": "[task], [[mix]] and [eval.task]", "reward.N": "[[reward]]", "": "Across sections"}
 """Headings of sections that are not simply their name in brackets; empty = left out, since it repeats another."""
 
 
@@ -30,7 +30,8 @@ def render() -> str:
         section = section_of(field.annotation)
         assert section is not None, f"{name} is no section"
         title = f"[[{name}]]" if get_origin(field.annotation) is tuple else f"[{name}]"
-        parts += [f"### {title}", "", *_doc(section), "", *_keys(section), ""]
+        keys = ["The keys of `[task]`."] if name == "mix" else [*_doc(section), "", *_keys(section)]
+        parts += [f"### {title}", "", *keys, ""]
     parts += ["## Rules", "", *_rules()]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -80,7 +81,7 @@ def _compound(annotation: Any, inner: Sequence[Any]) -> list[str]:
     """Lists, values with limits of their own, and alternatives."""
     if get_origin(annotation) is tuple:
         count = "" if inner[-1] is Ellipsis else f"{len(inner)}: "
-        return [f"list of {count}{_kinds(inner[0])[0]}"]
+        return [f"list of {count}{' or '.join(_kinds(inner[0]))}"]
     if hasattr(annotation, "__metadata__"):
         return [f"{_kinds(inner[0])[0]} {_limits(annotation.__metadata__)}".strip()]
     return [kind for part in inner for kind in _kinds(part)]

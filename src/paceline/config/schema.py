@@ -11,6 +11,8 @@ from pydantic import Field
 
 from paceline.config.emulated import EmulatedConfig
 from paceline.config.section import Decay, Ids, Section, Table, Texts
+from paceline.config.task import TaskConfig as TaskConfig
+from paceline.config.tracking import TrackingConfig
 
 DEFAULT_STALENESS = 1
 """S of streaming when none is given: the least that lets generation and training overlap."""
@@ -27,44 +29,6 @@ class ModelConfig(Section):
     """Compute dtype of engine and trainer; master weights are float32 (float64 for float64)."""
     implementation: Literal["auto", "slim", "transformers"] = "auto"
     """`slim` = paceline's decoder for the Llama / Qwen family, `transformers` = the model's own class, `auto` = slim where it fits."""
-
-
-class TaskConfig(Section):
-    """Where prompts come from."""
-
-    kind: Literal["reasoning_gym", "file", "synthetic"] = "reasoning_gym"
-    """`reasoning_gym` = problems of a generator, `file` = rows of a JSONL or Parquet file, `synthetic` = numbered prompts of
-    max_prompt_tokens tokens each, for the emulated engine."""
-    name: str = ""
-    """reasoning_gym: the generator, e.g. `chain_sum`."""
-    parameters: Table = Field(default_factory=dict)
-    """reasoning_gym: parameters of the generator."""
-    size: int = Field(default=2000, ge=1)
-    """reasoning_gym, synthetic: rows generated (duplicates are removed afterwards and counted)."""
-    seed: int = 1
-    """reasoning_gym: seed of the generator."""
-    path: str = ""
-    """file: JSONL or Parquet file, relative to the working directory."""
-    prompt_column: str = "prompt"
-    """file: column with the question (text) or the messages (list of role/content)."""
-    gold_column: str | None = None
-    """file: column with the gold answer; unset = no gold."""
-    gold_pattern: str | None = None
-    """file: regular expression; its last match's group 1 in the gold column is the gold (GSM8K: `####\\s*(.+)`)."""
-    system: str | None = None
-    """System message put before the question; unset = the template's own default."""
-    suffix: str = ""
-    """Text appended to the question."""
-    template: Literal["chat", "plain"] = "chat"
-    """`chat` = the tokenizer's chat template with a generation prompt; `plain` = the text itself."""
-    template_arguments: Table = Field(default_factory=dict)
-    """chat: passed on to the template, e.g. `enable_thinking = false`."""
-    bad_rows: Literal["refuse", "skip"] = "refuse"
-    """A row that cannot be used: refuse the file, or skip the row and count it."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use at most this many rows."""
-    shuffle: bool = True
-    """Shuffle each epoch (a pure function of run seed and epoch)."""
 
 
 class RewardConfig(Section):
@@ -253,7 +217,8 @@ class TrainerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm; applied after the scaling by the denominator."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
-    """Token budget of a micro-batch, prompts counted once per group; never changes the result."""
+    """Token budget of a micro-batch, prompts counted once per group; changes the result by rounding only. With run.deterministic no
+    micro-batch spans groups."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows of logits that exist at once."""
     nonfinite_limit: int = Field(default=3, ge=1)
@@ -264,7 +229,7 @@ class PoolConfig(Section):
     """Worker processes."""
 
     rollout_threads: int = Field(default=0, ge=0)
-    """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them."""
+    """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them; half for run.deterministic."""
     trainer_threads: int = Field(default=0, ge=0)
     """Threads of the trainer; 0 as above."""
     rollout_cores: Ids = ()
@@ -317,6 +282,9 @@ class RunConfig(Section):
     """Updates between checkpoints; 0 = only at the end."""
     keep_last: int = Field(default=2, ge=1)
     """Checkpoints kept."""
+    deterministic: bool = False
+    """Repeat bit for bit: two runs, a resumed one, serial and pipelined with the same U (streaming, multiversion: the engine only). Implies
+    schedule.in_order. It is slower, and holds for one number of threads, instruction set and build of torch; a resume checks them."""
     permute_rewards: bool = False
     """Control experiment: rewards are permuted within each group, so that nothing can be learned."""
 
@@ -330,6 +298,8 @@ class Config(Section):
     """The policy."""
     task: TaskConfig = TaskConfig()
     """The training task."""
+    mix: Annotated[tuple[TaskConfig, ...], Field(strict=False)] = ()
+    """Further training tasks, `[[mix]]`, with the keys of `task`: prompts of all come mixed by `weight`."""
     reward: Annotated[tuple[RewardConfig, ...], Field(strict=False)] = (RewardConfig(),)
     """Reward functions, `[[reward]]`."""
     rollout: RolloutConfig = RolloutConfig()
@@ -346,3 +316,5 @@ class Config(Section):
     """What the emulated engine pretends."""
     eval: EvalConfig = EvalConfig()
     """Held-out evaluation."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Services that metrics are sent to."""

@@ -19,6 +19,7 @@ from paceline.config.schema import (
     ScheduleConfig,
     TaskConfig,
 )
+from paceline.config.tracking import TrackingConfig
 
 ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "math": {"marker": (), "percent": ("loose", "strict")},
@@ -291,6 +292,15 @@ EMULATED: list[Rule[EmulatedConfig]] = [
     *only("mean_tokens sigma", lambda e: not e.lengths, "lengths are drawn from the file in `lengths`"),
 ]
 """Rules about [emulated] alone."""
+
+TRACKING: list[Rule[TrackingConfig]] = [
+    *only("names", lambda t: bool(t.kinds), "nothing is sent anywhere: tracking.kinds is empty"),
+    *only("project name", lambda t: bool({*t.kinds} - {"tensorboard"}), "no kind that has projects is among tracking.kinds"),
+    *only("offline", lambda t: "wandb" in t.kinds, "it belongs to the kind wandb"),
+    *only("mlflow_server", lambda t: "mlflow" in t.kinds, "it belongs to the kind mlflow"),
+    Rule("kinds_once", ("kinds",), "each kind once: a second one would write every row twice", lambda t: len({*t.kinds}) < len(t.kinds)),
+]
+"""Rules about [tracking] alone."""
 
 
 def _allowed(kind: str, name: str, value: object) -> bool:

@@ -118,6 +118,14 @@ class PagePool:
         span = slice(0, n) if end == "front" else slice(self.pages - n, self.pages)
         return self._keys[layer, span].flatten(0, 1), self._values[layer, span].flatten(0, 1)
 
+    def numbers(self, span: Span) -> list[int]:
+        """The span's pages, counted from the front of the memory, as `take` wants them."""
+        return [self._page(span.end, place) for place in span.places]
+
+    def take(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values of pages [n], each [n x kv_heads, size, d]."""
+        return self._keys[layer][pages].flatten(0, 1), self._values[layer][pages].flatten(0, 1)
+
     def slot(self, span: Span, index: int) -> int:
         """Which page of `read` the span's page `index` is."""
         place = span.places[index]

@@ -14,6 +14,7 @@ import torch
 from paceline.algo.counter import stream_key, uniforms
 from paceline.algo.sampling import Draw, Knobs, check, draw
 from paceline.config.memory import KV_PAGE
+from paceline.engines import tiles
 from paceline.engines.attention import PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
 from paceline.engines.pages import PagePool
@@ -54,11 +55,13 @@ class TorchEngine:
         versions_held: int = 1,
         page: int = KV_PAGE,
         prefill_tokens: int = PREFILL_TOKENS,
+        deterministic: bool = False,
     ) -> None:
         """kv_tokens: capacity, rounded down to whole pages of `page` tokens. decode: ids -> text without special tokens.
 
         clock: seconds on a monotonic clock. versions_held: versions served side by side, each with a copy of the weights.
-        Raises ConfigError for less than one slot, page or version.
+        deterministic: neighbours, slots and order of submission change no bit of a trajectory; see `engines.tiles`.
+        Raises ConfigError for less than one slot, page or version; EngineError where this machine cannot be deterministic.
         """
         if slots < 1 or page < 1 or kv_tokens < page:
             raise ConfigError(f"slots = {slots}, kv_tokens = {kv_tokens}, page = {page}: the engine needs a slot and a page at least")
@@ -73,6 +76,9 @@ class TorchEngine:
         self._instance, self._slots, self._decode, self._clock = instance, slots, decode, clock
         self._refused: list[Failure] = []
         self._tokens = self._prefilled = 0
+        self._deterministic = deterministic
+        if deterministic:
+            self._prove(page)
 
     @property
     def preempted(self) -> int:
@@ -155,7 +161,8 @@ class TorchEngine:
             raise EngineError(f"{self._instance}: cannot probe {len(ids)} tokens: it takes two at least")
         found, place = self._places.find(version)
         hidden = self._replay(self._models[place], ids[:half], ids[half:-1])
-        scores = self._models[place].logits(hidden).log_softmax(dim=-1)
+        logits = self._scores(self._models[place], hidden)
+        scores = tiles.log_softmax(logits) if self._deterministic else logits.log_softmax(dim=-1)
         logprobs = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         return ProbeReport(found, self._checksum(place), tuple(logprobs.tolist()), self._clock() - started)
 
@@ -257,12 +264,38 @@ class TorchEngine:
         if part.decode or part.fresh or rebuilt:
             states.append(self._forward(model, self._pool, part.decode, part.fresh, rebuilt)[: len(part.decode)])
         states += [row.state()[None] for row in part.joins]
-        return model.logits(torch.cat(states))
+        return self._scores(model, torch.cat(states))
+
+    def _scores(self, model: PackedModel, states: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden states [N, vocabulary]."""
+        return tiles.logits(model, states) if self._deterministic else model.logits(states)
+
+    @torch.inference_mode()
+    def _prove(self, page: int) -> None:
+        tiles.prove(self._models[0], self._dtype, page)
 
     def _forward(
         self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV] = (), rebuilt: Sequence[Track] = ()
     ) -> torch.Tensor:
         """Final hidden states [tracks + prompt tokens + rebuilt tokens, width]; the KV of all these tokens is in memory afterwards."""
+        if self._deterministic:
+            hidden = tiles.hidden(model, pool, self._dtype, tiles.rows_of(tracks, fresh, rebuilt))
+        else:
+            hidden = self._packed(model, pool, tracks, fresh, rebuilt)
+        end = len(tracks)
+        for prompt in fresh:
+            end += len(prompt.ids)
+            prompt.last = hidden[end - 1].clone()
+        for track in rebuilt:
+            end += len(track.tokens)
+            track.last = hidden[end - 1].clone()
+        self._prefilled += len(hidden) - len(tracks)
+        return hidden
+
+    def _packed(
+        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV], rebuilt: Sequence[Track]
+    ) -> torch.Tensor:
+        """`_forward` as one run of all rows together."""
         ids = [track.tokens[-1] for track in tracks]
         positions = [len(track.prompt.ids) + len(track.tokens) - 1 for track in tracks]
         for prompt in fresh:
@@ -272,16 +305,7 @@ class TorchEngine:
             ids += track.tokens
             positions += range(len(track.prompt.ids), len(track.prompt.ids) + len(track.tokens))
         attend = StepAttention(pool, self._shape, self._dtype, tracks, fresh, rebuilt)
-        hidden = model.hidden(torch.tensor(ids), torch.tensor(positions), attend)
-        end = len(tracks)
-        for prompt in fresh:
-            end += len(prompt.ids)
-            prompt.last = hidden[end - 1].clone()
-        for track in rebuilt:
-            end += len(track.tokens)
-            track.last = hidden[end - 1].clone()
-        self._prefilled += len(ids) - len(tracks)
-        return hidden
+        return model.hidden(torch.tensor(ids), torch.tensor(positions), attend)
 
     def _replay(self, model: PackedModel, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Prefill a prompt, decode given tokens after it; hidden states of all [prompt + tokens, width]."""
@@ -298,7 +322,10 @@ class TorchEngine:
     def _draw(self, rows: Sequence[Row], logits: torch.Tensor) -> Draw:
         """One token per row from its logits [N, vocabulary]."""
         numbers = uniforms(np.stack([row.job.numbers for row in rows]), [len(row.tokens) for row in rows])
-        return draw(logits, Knobs.of([row.job.request.sampling for row in rows]), torch.from_numpy(numbers))
+        samplings = [row.job.request.sampling for row in rows]
+        if self._deterministic:
+            return tiles.drawn(logits, samplings, torch.from_numpy(numbers))
+        return draw(logits, Knobs.of(samplings), torch.from_numpy(numbers))
 
     def _advance(self, rows: Sequence[Row], drawn: Draw) -> list[Trajectory | Failure]:
         """Append the drawn tokens; end the rows that are done."""

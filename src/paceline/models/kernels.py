@@ -114,7 +114,7 @@ class Head:
         if hidden.dtype != torch.bfloat16:
             return F.linear(hidden, weight.to(hidden.dtype))
         if _servable(hidden, [weight]):
-            with _bfloat16_products():
+            with bfloat16_products():
                 packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
                 return _packed_product(hidden.float(), packed, None)
         rounded = self._copy.get([weight], "rounded", lambda: weight.detach().to(torch.bfloat16).float())
@@ -130,7 +130,7 @@ class _HeadProduct(torch.autograd.Function):
         """hidden [N, width] bfloat16, weight [vocabulary, width], rounded its bfloat16 values in float32 -> [N, vocabulary]."""
         ctx.save_for_backward(hidden, rounded)
         ctx.weight_dtype = weight.dtype
-        with _bfloat16_products():
+        with bfloat16_products():
             return F.linear(hidden.float(), rounded)
 
     @staticmethod
@@ -138,7 +138,7 @@ class _HeadProduct(torch.autograd.Function):
         """Gradients in the dtypes of hidden and weight."""
         hidden, rounded = ctx.saved_tensors
         (grad,) = grads
-        with _bfloat16_products():
+        with bfloat16_products():
             for_hidden = (grad @ rounded).to(hidden.dtype) if ctx.needs_input_grad[0] else None
             for_weight = (grad.t() @ hidden.float()).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
         return for_hidden, for_weight, None
@@ -194,7 +194,7 @@ def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def _bfloat16_products() -> Iterator[None]:
+def bfloat16_products() -> Iterator[None]:
     """float32 matrix products on the CPU round their inputs to bfloat16 and accumulate and return float32."""
     backend: Any = torch.backends.mkldnn
     before = backend.matmul.fp32_precision

@@ -17,6 +17,9 @@ class Task(Protocol):
     def prompt(self, index: int) -> Prompt:
         """The prompt at a position of the run's data order; epochs follow each other (index // len is the epoch)."""
 
+    def every_row(self) -> Sequence[Prompt]:
+        """Every row once, also those that an epoch leaves out; their `index` means nothing."""
+
     def fingerprint(self) -> str:
         """Changes when rows, their order, the mapping or the template change."""
 
@@ -34,7 +37,10 @@ class Tracker(Protocol):
     """A sink for metrics with one axis per kind (`update`, `publish`, `eval`)."""
 
     def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
-        """Record values at `step` of `axis`. Steps of an axis ascend."""
+        """Record values at `step` of `axis`. Steps of an axis ascend within a lineage; those of different axes have no order.
+
+        ValueError: these values cannot be recorded, whatever is tried. Any other error: not now.
+        """
 
     def close(self) -> None:
         """Flush and release."""

@@ -19,12 +19,14 @@ from paceline.types.records import ScoredGroup
 from paceline.types.signal import has_signal
 
 
-def update_metrics(groups: Sequence[ScoredGroup], report: UpdateReport) -> dict[str, float]:
-    """What an update was made of and what came of it. `groups` are all groups of the update, never empty."""
+def update_metrics(groups: Sequence[ScoredGroup], report: UpdateReport, *, by_task: bool = False) -> dict[str, float]:
+    """What an update was made of and what came of it. `groups` are all groups of the update, never empty. by_task: also for each task
+    of a mixture."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return {
         **dict(report.metrics),
         **_rewards(groups),
+        **(_tasks(groups) if by_task else {}),
         **length_metrics([len(t.ids) for t in trajectories], [t.finish == "length" for t in trajectories]),
         "num_tokens": sum(len(t.prompt_ids) + len(t.ids) for t in trajectories),
         "update/applied": float(report.applied),
@@ -40,6 +42,7 @@ def time_metrics(row: Row) -> dict[str, float]:
         "step_time": tally.seconds,
         **{f"{stage}_seconds": tally.busy.get(stage, 0.0) for stage in ("rollout", "reward", "train", "publish")},
         **_window(row),
+        "reward_waiting_ratio": shares(tally.trainer).get("reward", 0.0),
         **_speed(tally),
         "staleness/max": max(tally.staleness, default=0),
         "staleness/mean": mean(tally.staleness),
@@ -115,6 +118,19 @@ def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         **_unparsed(groups),
         **_reasons(groups),
     }
+
+
+def _tasks(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Mean reward, mean outcome and number of groups of each task that the update has."""
+    by_task: dict[str, list[ScoredGroup]] = {}
+    for group in groups:
+        by_task.setdefault(group.prompt.task, []).append(group)
+    row = {}
+    for name, own in sorted(by_task.items()):
+        row[f"reward/{name}"] = statistics.fmean(reward for group in own for reward in group.rewards)
+        row[f"outcome/{name}"] = statistics.fmean(outcome for group in own for outcome in group.outcomes)
+        row[f"update/groups/{name}"] = len(own)
+    return row
 
 
 def _reward_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:

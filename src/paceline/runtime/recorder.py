@@ -32,6 +32,8 @@ class Recorder:
         self._tokens = tokens
         self._reported: dict[int, dict[str, float]] = {}
         """Updates that the trainer has done and the machine has not heard of."""
+        self._tasks: set[str] = set()
+        """Names of the tasks that came so far."""
         self.restarts = 0
 
     @property
@@ -46,7 +48,8 @@ class Recorder:
 
     def updated(self, command: Dispatch, groups: list[ScoredGroup], report: UpdateReport) -> None:
         """The trainer has done an update. Its row follows when the machine hears of it."""
-        self._reported[command.update] = update_metrics(groups, report)
+        self._tasks |= {group.prompt.task for group in groups}
+        self._reported[command.update] = update_metrics(groups, report, by_task=len(self._tasks) > 1)
 
     def feed(self, record: Event | Command, now: float) -> None:
         """An event or command was recorded, at `now` seconds: write the row of the stretch that it ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from paceline.types.errors import CheckpointError, ConfigError
 COMPLETE = re.compile(r"step-(\d+)")
 ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
+EXPLAINS = "task."
+"""Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,14 @@ class RunDir:
         self.ledger = root / "ledger.sqlite"
         self.metrics = root / "metrics.jsonl"
         self.evaluations = root / "eval.jsonl"
+        self.notices = root / "notices.jsonl"
         self.trajectories = root / "trajectories"
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
         self.weights = root / "weights"
         self.moves = root / "moves"
         self.model = root / "model"
+        self.tracking = root / "tracking"
         self._lock: IO[str] | None = None
 
     def open(self, *, resume: bool) -> None:
@@ -83,12 +88,15 @@ class RunDir:
         self._mend()
 
     def _locked(self) -> IO[str]:
-        lock = (self.root / "lock").open("w")
+        lock = (self.root / "lock").open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         return lock
 
     def _begin_anew(self) -> None:
@@ -157,6 +165,20 @@ class RunDir:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+def controller(root: Path) -> int | None:
+    """Process id of the controller that runs in a directory; None when none does. 0 = one does, and has not said its number."""
+    path = root / "lock"
+    if not path.is_file():
+        return None
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = lock.read()
+            return int(text) if text.isdigit() else 0
+    return None
+
+
 def read_resume(checkpoint: Path) -> ResumeInfo:
     """The `resume.json` of a checkpoint. Raises CheckpointError when it is missing or damaged."""
     path = checkpoint / "resume.json"
@@ -178,11 +200,9 @@ def read_origin(model: Path) -> Origin:
 
 def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: Path) -> None:
     """Refuse to resume with other parts than the checkpoint was made with; names every part that differs."""
-    changed = [
-        f"{name}: {saved.get(name)} -> {present.get(name)}" for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)
-    ]
-    if changed:
-        listed = "; ".join(changed)
+    changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
+    if not all(name.startswith(EXPLAINS) for name in changed):
+        listed = "; ".join(f"{name}: {saved.get(name)} -> {present.get(name)}" for name in changed)
         raise CheckpointError(
             f"{where}: the checkpoint belongs to another run; changed since: {listed}; take it back, or choose another run.dir"
         )

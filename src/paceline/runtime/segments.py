@@ -17,15 +17,17 @@ from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup
 SCHEMA = pa.schema(
     [
         ("group", pa.int64()), ("sample", pa.int32()), ("attempt", pa.int32()), ("update", pa.int64()), ("row", pa.int64()),
-        ("task", pa.string()), ("gold", pa.string()), ("prompt_ids", pa.list_(pa.int32())), ("ids", pa.list_(pa.int32())),
-        ("logprob", pa.list_(pa.float32())), ("logprob_kept", pa.list_(pa.float32())), ("version", pa.list_(pa.int32())),
+        ("task", pa.string()), ("prompt", pa.string()), ("gold", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())), ("ids", pa.list_(pa.int32())), ("logprob", pa.list_(pa.float32())),
+        ("logprob_kept", pa.list_(pa.float32())), ("version", pa.list_(pa.int32())),
         ("finish", pa.string()), ("text", pa.string()), ("reward", pa.float64()), ("outcome", pa.float64()),
         ("parts", pa.map_(pa.string(), pa.float64())), ("reasons", pa.map_(pa.string(), pa.string())),
-        ("instance", pa.string()), ("seconds", pa.float64()),
+        ("extracted", pa.map_(pa.string(), pa.string())), ("instance", pa.string()), ("seconds", pa.float64()),
     ]
 )  # fmt: skip
 """One row per trajectory: all that its loss and its metrics are made of. `logprob_kept` is null where no filter was on; `parts` has
-the value of each reward function before weighting (null = not applicable), `reasons` what it said beside the value, if anything."""
+the value of each reward function before weighting (null = not applicable), `reasons` what it said beside the value, and
+`extracted` what it took for the answer, if anything; `prompt` is the question as the row has it, before system message and template."""
 
 
 class Segments:
@@ -54,6 +56,7 @@ def _rows(group: ScoredGroup, update: int) -> list[dict[str, Any]]:
             "update": update,
             "row": group.prompt.row,
             "task": group.prompt.task,
+            "prompt": group.prompt.text,
             "gold": group.prompt.gold,
             "prompt_ids": t.prompt_ids,
             "ids": t.ids,
@@ -66,6 +69,7 @@ def _rows(group: ScoredGroup, update: int) -> list[dict[str, Any]]:
             "outcome": outcome,
             "parts": [(name, values[i]) for name, values in group.parts.items()],
             "reasons": [(name, scores[i].reason) for name, scores in group.scores.items() if scores[i].reason],
+            "extracted": [(name, scores[i].extracted) for name, scores in group.scores.items() if scores[i].extracted is not None],
             "instance": t.instance,
             "seconds": t.seconds,
         }

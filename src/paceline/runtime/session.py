@@ -169,7 +169,7 @@ class Session:
             self._rollout.start(self._restart_rollout), self._reward.start(self._restart_reward), self._start_trainer()
         )
         check_fleet(self._lineage.schedule, infos)
-        prompts = [self._task.prompt(position) for position in range(len(self._task))]
+        prompts = list(self._task.every_row())
         if self._evaluation is not None:
             prompts += self._evaluation.plan.prompts
         try:

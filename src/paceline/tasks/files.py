@@ -1,4 +1,5 @@
-"""Rows of JSONL and Parquet files, with column mapping. A row that cannot be used comes out as a BadRow with its reason."""
+"""Rows of JSONL and Parquet files and of saved datasets, with column mapping. A row that cannot be used comes out as a BadRow with its
+reason."""
 
 from __future__ import annotations
 
@@ -30,20 +31,39 @@ def rows(config: TaskConfig) -> Iterator[Row | BadRow]:
     Column names may be paths into nested columns (`reward_model.ground_truth`); a column that has the whole name wins.
     """
     pattern = _pattern(config.gold_pattern)
-    path = Path(config.path)
+    for number, (where, record) in enumerate(_records(config, Path(config.path))):
+        yield BadRow(number, f"{where}: {record}") if isinstance(record, str) else _row(config, pattern, number, where, record)
+
+
+def check_columns(config: TaskConfig) -> None:
+    """Raise for a file that cannot be read or lacks a column altogether; reads no more rows than needed for it."""
+    path, seen = Path(config.path), dict[str, None]()
+    if path.suffix not in _JSON_SUFFIXES or not path.is_file():
+        next(iter(_records(config, path)), None)
+        return
+    for _, record in _json_lines(path):
+        seen |= dict.fromkeys(record if isinstance(record, dict) else ())
+        if not _missing_columns(config, list(seen)):
+            return
+    _require_columns(config, path, list(seen))
+
+
+def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, Any] | str]]:
+    """(place, record or what is wrong) of every row, once the mapped columns are known to be there."""
+    if path.is_dir():
+        return _arrow(config, path)
     if not path.is_file():
-        raise DataError(f"task.path = {config.path!r}: no such file")
+        raise DataError(f"task.path = {config.path!r}: no such file or directory")
     if path.suffix in _JSON_SUFFIXES:
         lines = list(_json_lines(path))
         present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
         _require_columns(config, path, list(present))
-        records: Iterable[tuple[str, dict[str, Any] | str]] = lines
-    elif path.suffix == ".parquet":
-        records = _parquet(config, path)
-    else:
-        raise ConfigError(f"task.path = {config.path!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, '.parquet'))}")
-    for number, (where, record) in enumerate(records):
-        yield BadRow(number, f"{where}: {record}") if isinstance(record, str) else _row(config, pattern, number, where, record)
+        return lines
+    if path.suffix == ".parquet":
+        return _parquet(config, path)
+    raise ConfigError(
+        f"task.path = {config.path!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, '.parquet'))}, or a saved dataset"
+    )
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -90,17 +110,50 @@ def _parquet(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, An
         raise DataError(f"task.path = {config.path!r}: not a readable Parquet file: {error}") from error
 
 
+def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of a directory that `datasets` wrote with save_to_disk: the Arrow files that its `state.json` lists, in that order."""
+    number = 0
+    for file in _data_files(path):
+        try:
+            with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
+                _require_columns(config, path, stream.schema.names)
+                for batch in stream:
+                    for record in (record for first in range(0, len(batch), 256) for record in batch.slice(first, 256).to_pylist()):
+                        yield f"{path.name} row {number}", record
+                        number += 1
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file}: not a readable Arrow file: {error}") from error
+
+
+def _data_files(path: Path) -> list[Path]:
+    if (path / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(file.parent.name for file in path.glob("*/state.json")))
+        raise DataError(f"task.path = {str(path)!r}: holds several datasets; name one of them: {splits}")
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        files = [path / entry["filename"] for entry in state["_data_files"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"task.path = {str(path)!r}: no dataset that save_to_disk wrote: state.json: {error}") from error
+    if any(state.get(key) is not None for key in ("_indices_files", "_indices_data_files")) or not files:
+        raise DataError(f"task.path = {str(path)!r}: has an indices mapping or no data; save it after flatten_indices()")
+    return files
+
+
 def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> None:
     """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it."""
     problems = []
-    for key, column, usual in (("prompt_column", config.prompt_column, _QUESTION_NAMES), ("gold_column", config.gold_column, _GOLD_NAMES)):
-        if column is None or column in present or column.split(".")[0] in present:
-            continue
+    for key, column, usual in _missing_columns(config, present):
         candidates = [name for name in usual if name in present]
         hint = f"set task.{key} = {candidates[0]!r}" if candidates else f"set task.{key} to one of them"
         problems.append(f"no column {column!r} (task.{key}): {hint}")
     if problems:
         raise DataError(f"{path}: {'; '.join(problems)}; columns present: {', '.join(present) or 'none'}")
+
+
+def _missing_columns(config: TaskConfig, present: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(key, column, usual names) of every mapped column that is not there."""
+    mapped = (("prompt_column", config.prompt_column, _QUESTION_NAMES), ("gold_column", config.gold_column, _GOLD_NAMES))
+    return [(k, c, usual) for k, c, usual in mapped if c is not None and c not in present and c.split(".")[0] not in present]
 
 
 def _pattern(source: str | None) -> re.Pattern[str] | None:

@@ -46,6 +46,12 @@ def scorer(name: str, parameters: Mapping[str, Any], size: int = 1, seed: int = 
     return _score
 
 
+def scorers(tasks: Mapping[str, Mapping[str, Any]]) -> Callable[[Prompt, str], float]:
+    """The scorers of several tasks as one, by the name of the prompt's task; `tasks`: arguments of `scorer` by that name."""
+    known = {name: scorer(**arguments) for name, arguments in tasks.items()}
+    return lambda prompt, answer: known[prompt.task](prompt, answer)
+
+
 def _dataset(name: str, parameters: Mapping[str, Any], size: int, seed: int) -> Any:
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from paceline.config.checks import task_name
 from paceline.config.schema import TaskConfig
 from paceline.tasks.render import Tokenizer, render
 from paceline.tasks.rows import BadRow, Row
@@ -59,6 +59,10 @@ class RowTask:
         epoch, position = divmod(index, len(self._prompts))
         return replace(self._prompts[self._order(epoch)[position]], index=index)
 
+    def every_row(self) -> tuple[Prompt, ...]:
+        """Every row once, in the order of the source."""
+        return self._prompts
+
     def fingerprint(self) -> str:
         """BLAKE2b over seed, shuffle and every row (number, ids, question, gold, columns); the file's name does not count."""
         digest = hashlib.blake2b(f"{self._seed}/{self._shuffle}".encode(), digest_size=16)
@@ -68,6 +72,10 @@ class RowTask:
                 _canonical((prompt.row, prompt.text, prompt.gold, prompt.columns, prompt.messages)).encode("utf-8", "surrogatepass")
             )
         return digest.hexdigest()
+
+    def contents(self) -> str:
+        """BLAKE2b over what the rows hold (number, question, gold, columns, messages), before any template."""
+        return _digest((p.row, p.text, p.gold, p.columns, p.messages) for p in self._prompts)
 
     def excluding(self, questions: set[str]) -> RowTask:
         """The same task without the rows whose question text is in `questions` (of a held-out split), which `counts["excluded"]` counts.
@@ -95,8 +103,7 @@ def load(
     row, column, reason), for a missing column or file, and when no row is left.
     """
     rows: Callable[[TaskConfig], Iterator[Row | BadRow]] = importlib.import_module(_SOURCES[config.kind]).rows
-    name = {"reasoning_gym": config.name, "file": Path(config.path).stem, "synthetic": "synthetic"}[config.kind]
-    reading = _Reading(config, tokenizer, max_prompt_tokens, name)
+    reading = _Reading(config, tokenizer, max_prompt_tokens, task_name(config))
     for row in rows(config):
         if config.limit is not None and len(reading.prompts) == config.limit:
             break
@@ -171,6 +178,13 @@ class _Reading:
 def _identity(row: Row) -> str:
     """The row's own id, when it has one."""
     return next((f" ({key} {row.columns[key]!r})" for key in ("id", "uid", "question_id") if key in row.columns), "")
+
+
+def _digest(values: Iterable[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for value in values:
+        digest.update(_canonical(value).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def _sort_key(seed: int, epoch: int, row: int) -> bytes:

@@ -85,8 +85,15 @@ class Canvas:
 
     def document(self, width: float, height: float, label: str) -> str:
         """The whole file."""
+        return self._svg(width, height, label, style(), f'<rect class="page" width="{_n(width)}" height="{_n(height)}"/>')
+
+    def fragment(self, width: float, height: float, label: str) -> str:
+        """For a page that has `style()` once: no style sheet of its own, no background."""
+        return self._svg(width, height, label)
+
+    def _svg(self, width: float, height: float, label: str, *before: str) -> str:
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" role="img" aria-label="{escape(label)}">'
-        return "\n".join([head, style(), f'<rect class="page" width="{_n(width)}" height="{_n(height)}"/>', *self._parts, "</svg>"]) + "\n"
+        return "\n".join([head, *before, *self._parts, "</svg>"]) + "\n"
 
 
 def steps(points: Iterable[tuple[float, float]], base: float, end: float) -> str:

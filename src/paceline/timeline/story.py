@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core import commands as c
 from paceline.core import events as e
-from paceline.core.account import Account
+from paceline.core.account import Account, Row
 from paceline.core.account.causes import trainer
 from paceline.core.account.scene import READY
 from paceline.core.commands import Command
@@ -174,6 +174,8 @@ class Story:
 
     def __init__(self, schedule: Schedule, resume: Resume) -> None:
         self.account = Account(schedule, resume)
+        self.rows: list[Row] = []
+        """Stretches that have ended: updates and publish periods."""
         self._now = 0.0
         self._began = False
         self._items: list[Item] = []
@@ -199,7 +201,8 @@ class Story:
         self._now, self._began = now, True
         if (tell := _TELLS.get(type(record))) is not None:
             tell(self, record)
-        self.account.feed(record, now)
+        if (row := self.account.feed(record, now)) is not None:
+            self.rows.append(row)
         items, self._items = self._items, []
         return items
 

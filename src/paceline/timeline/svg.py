@@ -72,6 +72,16 @@ class Picture:
     def draw(self, title: str, notes: Sequence[str]) -> str:
         """The file."""
         self._head(title, notes)
+        self._body()
+        return self.canvas.document(WIDTH, self.y + 8, title)
+
+    def fragment(self, label: str) -> str:
+        """The picture without a title, for a page that has the style sheet."""
+        self.y = 22.0
+        self._body()
+        return self.canvas.fragment(WIDTH, self.y + 8, label)
+
+    def _body(self) -> None:
         top = self.y
         self._instances()
         self._groups()
@@ -81,7 +91,6 @@ class Picture:
         self._publishes(top)
         self._axis(top)
         self._legend()
-        return self.canvas.document(WIDTH, self.y + 8, title)
 
     def _head(self, title: str, notes: Sequence[str]) -> None:
         self.canvas.text("ink title", 16, 24, title)
@@ -225,7 +234,7 @@ class Picture:
                 before = x
 
     def _axis(self, top: float) -> None:
-        step = _nice((self.end - self.start) / 10)
+        step = nice((self.end - self.start) / 10)
         tick = -(-self.start // step) * step
         while tick <= self.end:
             self.canvas.line("grid", self.x(tick), self.y - 4, self.x(tick), self.y)
@@ -318,7 +327,7 @@ def _from(levels: list[Level], start: float, end: float) -> list[Level]:
     return held + [level for level in levels if start < level.time <= end]
 
 
-def _nice(step: float) -> float:
+def nice(step: float) -> float:
     """The smallest of 1, 2, 5 times a power of ten that is at least `step`."""
     power = 10.0 ** floor(log10(step))
     return next(k * power for k in (1, 2, 5, 10) if k * power >= step * 0.999)

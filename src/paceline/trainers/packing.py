@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def pack(sequences: Sequence[TrainingSequence], *, shared: bool = True) -> Packe
     blocks: list[Block] = []
     rows: list[np.ndarray] = []
     used = 0
-    for members in _runs(sequences, shared):
+    for members in by_group(sequences) if shared else [[sequence] for sequence in sequences]:
         prompt = members[0].prompt
         start, size = used, len(prompt)
         ids.append(prompt)
@@ -91,15 +92,9 @@ def pack(sequences: Sequence[TrainingSequence], *, shared: bool = True) -> Packe
     return PackedBatch(_joined(ids), _joined(positions), tuple(blocks), _joined(rows), _joined(targets), _joined(segments))
 
 
-def _runs(sequences: Sequence[TrainingSequence], shared: bool) -> list[list[TrainingSequence]]:
-    """Consecutive sequences of one group; single sequences when prompts are not shared."""
-    runs: list[list[TrainingSequence]] = []
-    for sequence in sequences:
-        if shared and runs and runs[-1][0].group == sequence.group:
-            runs[-1].append(sequence)
-        else:
-            runs.append([sequence])
-    return runs
+def by_group(sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
+    """Consecutive sequences of one group together."""
+    return [list(members) for _, members in groupby(sequences, key=lambda sequence: sequence.group)]
 
 
 def _joined(parts: Sequence[np.ndarray]) -> torch.Tensor:

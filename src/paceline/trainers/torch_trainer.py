@@ -27,7 +27,7 @@ from paceline.trainers import checkpoint
 from paceline.trainers.attend import block_attend
 from paceline.trainers.checkpoint import Counters
 from paceline.trainers.optimizer import Optimizer, learning_rate
-from paceline.trainers.packing import Block, PackedBatch, pack, plan
+from paceline.trainers.packing import Block, PackedBatch, by_group, pack, plan
 from paceline.trainers.sequences import TrainingSequence, training_sequences
 from paceline.trainers.tally import Tally
 from paceline.types.errors import CheckpointError, ConfigError, TrainerError
@@ -65,15 +65,17 @@ class TorchTrainer:
         total_updates: int,
         reference: LoadedModel | None = None,
         shared_prompts: bool = True,
+        deterministic: bool = False,
     ) -> None:
         """`loaded`: made by `models.load.load(config, train=True)`; its parameters are the master weights (float32 or float64).
 
         Without `reference` the starting weights are kept as one, in compute dtype, if kl_weight > 0. `shared_prompts` off computes
-        every sample with its own copy of the prompt: slower, the same result. ConfigError for settings without meaning.
+        every sample with its own copy of the prompt: slower, the same result. `deterministic`: no micro-batch holds sequences of two
+        groups, so that groups in the same order give the same bits however they were dispatched. ConfigError for settings without meaning.
         """
         self._loaded, self._model = loaded, loaded.model
         self._algorithm, self._trainer, self._rollout = algorithm, trainer, rollout
-        self._total_updates, self._shared = total_updates, shared_prompts
+        self._total_updates, self._shared, self._deterministic = total_updates, shared_prompts, deterministic
         self._length = algorithm.constant_length or rollout.max_tokens
         self._filtered = rollout.top_p < 1 or rollout.top_k > 0
         self._serving: torch.dtype = getattr(torch, model.dtype)
@@ -92,10 +94,11 @@ class TorchTrainer:
         tally = Tally()
         sequences = training_sequences(groups, self._algorithm, filtered=self._filtered, max_tokens=self._rollout.max_tokens)
         scored = [sequence for sequence in sequences if sequence.in_loss]
-        for moves in (True, False):
-            part = [sequence for sequence in scored if self._moves(sequence) == moves]
-            for batch in plan(part, self._trainer.micro_batch_tokens, shared=self._shared).batches:
-                self._micro_batch([part[index] for index in batch.sequences], moves, tally)
+        for together in by_group(scored) if self._deterministic else [scored]:
+            for moves in (True, False):
+                part = [sequence for sequence in together if self._moves(sequence) == moves]
+                for batch in plan(part, self._trainer.micro_batch_tokens, shared=self._shared).batches:
+                    self._micro_batch([part[index] for index in batch.sequences], moves, tally)
         self._pending.groups += groups
         self._pending.sequences += sequences
         self._pending.tally.merge(tally)

@@ -43,6 +43,10 @@ class MemoryTask:
         ids = np.frombuffer(question.encode(), dtype=np.uint8).astype(np.int32)
         return Prompt(index, row, ids, question, gold, {}, self._name)
 
+    def every_row(self) -> Sequence[Prompt]:
+        """The pairs in their order."""
+        return sorted((self.prompt(index) for index in range(len(self))), key=lambda prompt: prompt.row)
+
     def fingerprint(self) -> str:
         """A hash of pairs and seed."""
         return _hash(repr((self._seed, self._pairs))).hex()

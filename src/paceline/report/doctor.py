@@ -1,0 +1,269 @@
+"""What a live or dead run waits for, since when and until when; what went wrong; and whether someone has to do something."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import cast
+
+from paceline.core import commands as c
+from paceline.core.account import Account
+from paceline.core.account.causes import TRAINER, trainer
+from paceline.core.events import Event, StopRequested
+from paceline.core.machine import Machine
+from paceline.core.outbox import Wait
+from paceline.report.troubles import Finding, Troubles, count
+from paceline.runtime.alarms import Alarms
+from paceline.runtime.audit import audit
+from paceline.runtime.ledger import LedgerReader, Lineage
+from paceline.runtime.notices import Notice
+from paceline.runtime.notices import read as read_notices
+from paceline.runtime.rundir import RunDir, controller
+from paceline.trackers.jsonl import read as read_metrics
+from paceline.types.errors import ConfigError
+from paceline.types.results import AuditReport
+
+SILENT_S = 60.0
+"""A controller records its timer every few seconds: one that recorded nothing for so long is stuck itself."""
+SHOWN = 8
+"""Waits and notices that are shown at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What one owner owes, the most pressing first."""
+
+    kind: str
+    owner: str
+    what: str
+    """The oldest of it, in words."""
+    number: int
+    since: float
+    """Seconds that the oldest has been waited for."""
+    left: float
+    """Seconds until the first is due; negative: overdue by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A run, looked at once."""
+
+    state: str
+    """starting, running, stuck, ending, done, left, failed, died, or nothing (no record, no process)."""
+    headline: str
+    facts: tuple[str, ...]
+    """Where it stands, what can be continued."""
+    trainer: str
+    """What the trainer does or waits for, or did when the records end."""
+    owed: tuple[Owed, ...]
+    findings: tuple[Finding, ...]
+    notices: tuple[str, ...]
+    """The last of what the run showed."""
+    lineages: int
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nobody has to do anything: it runs or ended as it should, nothing is overdue, no finding is a fault."""
+        overdue = self.state == "running" and any(owed.left < 0 for owed in self.owed)
+        return self.state not in ("stuck", "failed", "died", "nothing") and not overdue and all(f.level != "fault" for f in self.findings)
+
+
+@dataclass(slots=True)
+class _Replayed:
+    """A lineage, read once."""
+
+    lineage: Lineage
+    machine: Machine
+    account: Account
+    troubles: Troubles
+    stop: c.Stop | None = None
+    asked: str = ""
+    """Who asked it to stop."""
+    last: float = 0.0
+    records: int = 0
+    fault: str = ""
+    """Why the machine could not follow; the audit says the same."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it began and has not come to its end."""
+        return self.records > 0 and self.stop is None
+
+
+def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None = None) -> Diagnosis:
+    """Look at a run directory. `audited`: its audit, if it was made already; `wall`: seconds since the epoch, now by default.
+
+    Raises ConfigError for what is no run, LedgerError and RecordError for a ledger that cannot be read.
+    """
+    rundir = RunDir(run)
+    if not rundir.ledger.is_file():
+        raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
+    process = controller(run)
+    with closing(LedgerReader(rundir.ledger)) as reader:
+        lineages = reader.lineages()
+        read = _replay(reader, lineages[-1]) if lineages else None
+    if read is None:
+        return _empty(process)
+    notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
+    now = _now(read, process, time.time() if wall is None else wall)
+    state, headline = _state(read, process, now, notices)
+    findings = [*_ended(state, headline, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(rundir, read, audited), *_disk(run)]
+    return Diagnosis(
+        state=state,
+        headline=headline,
+        facts=tuple(_facts(read, rundir, len(lineages))),
+        trainer=TRAINER[trainer(read.account.scene)] if read.open else "",
+        owed=tuple(_owed(read.machine.waits(now), now)) if read.open and not read.fault else (),
+        findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
+        notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices[-SHOWN:]),
+        lineages=len(lineages),
+    )
+
+
+def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
+    read = _Replayed(lineage, Machine(lineage.schedule, lineage.resume), Account(lineage.schedule, lineage.resume), Troubles())
+    for record in reader.records(lineage.id):
+        read.records, read.last = read.records + 1, record.now
+        read.account.feed(record.value, record.now)
+        read.troubles.feed(record.value, record.now)
+        if isinstance(record.value, c.Stop):
+            read.stop = record.value
+        if isinstance(record.value, StopRequested):
+            read.asked = record.value.reason
+        if record.direction == "event" and not read.fault:
+            try:
+                read.machine.step(cast(Event, record.value), record.now)
+            except (AssertionError, LookupError) as error:  # such events cannot have reached the machine in this order
+                read.fault = f"row {record.sequence}: {error}"
+    return read
+
+
+def _now(read: _Replayed, process: int | None, wall: float) -> float:
+    """The lineage's clock now; where nothing runs, when it ended."""
+    if process is None:
+        return read.last
+    return max(read.last, wall - datetime.fromisoformat(read.lineage.started).timestamp())
+
+
+def _empty(process: int | None) -> Diagnosis:
+    state, words = ("starting", "is starting: its ledger has no lineage yet") if process is not None else ("nothing", "never began")
+    return Diagnosis(state, words, (), "", (), (), (), 0)
+
+
+# In which state it is
+
+
+def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[Notice]) -> tuple[str, str]:
+    fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
+    if read.stop is not None:
+        return _stopped(read, read.stop, process)
+    who = f"process {process}" if process else "a process"
+    if process is not None:
+        if not read.records:
+            return "starting", f"starts, for {duration(now)}: {who} loads models and data, and has decided nothing yet"
+        silent = now - read.last
+        if silent > SILENT_S:
+            return "stuck", f"is stuck: {who} holds the run, and has recorded nothing for {duration(silent)}"
+        return "running", f"runs ({who}), for {duration(now)}; the last record is {duration(silent)} old"
+    if fatal:
+        return "failed", f"failed after {duration(read.last)}: {fatal}"
+    if not read.records:
+        return "nothing", "ended before its first decision, and left no error: it was killed, or could not write"
+    return "died", f"died after {duration(read.last)} without a word: killed (kill -9, out of memory, a reboot), or the power went"
+
+
+def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, str]:
+    if not stop.ok:
+        return "failed", f"failed after {duration(read.last)}: {stop.reason}"
+    if process is not None:
+        return "ending", f"ends ({stop.reason}): process {process} writes the model and stops its workers"
+    if read.asked and read.account.scene.updates < read.lineage.schedule.total_updates:
+        return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
+    return "done", f"is done after {duration(read.last)}: {stop.reason}"
+
+
+def _ended(state: str, headline: str, rundir: RunDir) -> list[Finding]:
+    if state not in ("failed", "died", "stuck"):
+        return []
+    if state == "stuck":
+        return [Finding("fault", f"the run {headline}", (), "look at the process (py-spy dump, top); stop it, then continue with --resume")]
+    how = f"paceline train {rundir.config} --resume" if rundir.config.is_file() else "paceline train CONFIG --resume"
+    try:
+        checkpoint = rundir.latest_checkpoint()
+    except OSError:
+        checkpoint = None
+    where = f"from {checkpoint}" if checkpoint is not None else "from the beginning: there is no checkpoint"
+    return [Finding("fault", f"the run {headline}", (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
+
+
+def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
+    schedule, scene = read.lineage.schedule, read.account.scene
+    facts = [f"{scene.updates} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
+    if lineages > 1:
+        facts.append(f"lineage {read.lineage.id} of {lineages}, continued after update {read.lineage.resume.update}")
+    checkpoint = rundir.latest_checkpoint() if rundir.checkpoints.is_dir() else None
+    facts.append(f"last complete checkpoint: {checkpoint.name}" if checkpoint is not None else "no checkpoint yet")
+    return facts
+
+
+# What it waits for
+
+
+def _owed(waits: Sequence[Wait], now: float) -> list[Owed]:
+    """By owner and kind, the most pressing first."""
+    by_owner: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+    for wait in waits:
+        by_owner[wait.kind, wait.owner].append(wait)
+    found = []
+    for (kind, owner), owed in by_owner.items():
+        oldest = min(owed, key=lambda wait: wait.since)
+        deadline = min(wait.deadline for wait in owed)
+        found.append(Owed(kind, owner, oldest.what, len(owed), now - oldest.since, deadline - now))
+    return sorted(found, key=lambda owed: owed.left)
+
+
+# What else is wrong
+
+
+def _alarms(rundir: RunDir) -> list[Finding]:
+    """Conditions that hold at the last update, from the first update that the run goes back to."""
+    if not rundir.metrics.is_file():
+        return []
+    alarms = Alarms()
+    for row in read_metrics(rundir.metrics):
+        if row["axis"] == "update":
+            alarms.feed({name: value for name, value in row.items() if isinstance(value, (int, float))})
+    return [Finding("fault", f"for {count(streak, 'update')}: {alarm.what}", (), alarm.advice) for alarm, streak in alarms.present()]
+
+
+def _rules(rundir: RunDir, read: _Replayed, audited: AuditReport | None) -> list[Finding]:
+    report = audit(rundir.ledger) if audited is None else audited
+    if not report.violations:
+        return []
+    what = f"{count(len(report.violations), 'rule')} broken: what the run did is not what the schedule promises"
+    return [Finding("fault", what, report.violations[:SHOWN], "this is a fault of paceline, or the ledger was changed: please report it")]
+
+
+def _disk(run: Path) -> list[Finding]:
+    """A checkpoint is as large as the last one; the next must fit beside it."""
+    free = shutil.disk_usage(run).free
+    newest = max((path for path in (run / "checkpoints").glob("step-*")), key=lambda path: path.stat().st_mtime, default=None)
+    needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
+    if free >= max(needed, 64 << 20):
+        return []
+    what = f"the disk is nearly full: {free / 1e6:,.0f} MB free, a checkpoint needs {needed / 1e6:,.0f} MB"
+    return [Finding("fault", what, (), "make room, or move run.dir; the state on disk stays usable")]
+
+
+def duration(seconds: float) -> str:
+    """A duration as one says it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -1,0 +1,61 @@
+"""notices.jsonl: every warning and notice that a run showed, and the error that ended it, for whoever comes later."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from paceline.types.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One line that was shown."""
+
+    lineage: int
+    time: str
+    """Wall-clock time, ISO 8601."""
+    update: int
+    """Updates done by then."""
+    message: str
+    fatal: bool = False
+    """It is the error that ended the run."""
+
+
+class Notices:
+    """Appends one line per notice. What it tells is never worth a run: a full disk only ends the telling."""
+
+    def __init__(self, path: Path, lineage: int) -> None:
+        self._path = path
+        self._lineage = lineage
+        self._update = 0
+
+    def beside(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
+        """Show progress as before, and keep its messages."""
+
+        def _shown(progress: Progress) -> None:
+            self._update = progress.update
+            if progress.message:
+                self.add(progress.message)
+            show(progress)
+
+        return _shown
+
+    def add(self, message: str, fatal: bool = False) -> None:
+        """Keep one message."""
+        notice = Notice(self._lineage, datetime.now(UTC).isoformat(timespec="seconds"), self._update, message, fatal)
+        with contextlib.suppress(OSError), self._path.open("a") as file:
+            file.write(json.dumps(asdict(notice)) + "\n")
+
+
+def read(path: Path) -> list[Notice]:
+    """All notices in order; empty where none were kept. A line that a crash cut short is skipped."""
+    found: list[Notice] = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError, TypeError):
+            found.append(Notice(**json.loads(line)))
+    return found

@@ -1,0 +1,108 @@
+"""The page in a real browser: it opens without an error, fits a phone, reads values under the pointer and finds samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_runs  # noqa: F401  # makes benchmarks importable
+
+from paceline.report.gather import gather
+from paceline.report.page import render
+
+import made_runs  # isort: skip
+from browser import Browser, find  # isort: skip
+
+COMMAND = find()
+pytestmark = pytest.mark.skipif(COMMAND is None, reason="there is no chromium on this machine (apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("browser") / "run"
+    made_runs.write(run, made_runs.schedule(12, 2), made_runs.world())
+    path = run / "report.html"
+    path.write_text(render(gather(run, 60)))
+    return path
+
+
+def ask(page: Path, script: str, width: int = 1280) -> Any:
+    assert COMMAND is not None
+    return Browser(COMMAND).ask(page, script, width)
+
+
+def test_at_phone_width_nothing_is_wider_than_the_screen_but_what_scrolls_by_itself(page: Path) -> None:
+    script = """
+    const inside = (node) => node.closest(".scroll, svg") !== null;
+    const wide = [...document.querySelectorAll("main *, header *")].filter((n) => !inside(n) && n.getBoundingClientRect().right > 391);
+    const small = [...document.querySelectorAll(".card .plot svg")].map((svg) => svg.getBoundingClientRect().width);
+    return { scroll: document.documentElement.scrollWidth, wide: wide.map((n) => n.className || n.tagName), narrowest: Math.min(...small) };
+    """
+    found = ask(page, script, 390)
+    assert found["scroll"] == 390
+    assert found["wide"] == []
+    assert found["narrowest"] >= 300, "labels of 11 pixels stay readable"
+
+
+def test_a_pointer_reads_every_chart_at_one_update_and_leaves_the_last_values_behind(page: Path) -> None:
+    script = """
+    const plot = document.querySelector("[data-hover] .plot"), box = plot.getBoundingClientRect();
+    const values = () => [...document.querySelectorAll('[data-name="step_time"], [data-name="reward"]')].map((b) => b.textContent);
+    const before = values();
+    const at = (share) => ({ clientX: box.left + share * box.width, bubbles: true });
+    plot.dispatchEvent(new window.PointerEvent("pointermove", at(0.13)));
+    const during = values(), said = new Set([...document.querySelectorAll("[data-hover] output")].map((o) => o.textContent));
+    plot.dispatchEvent(new window.PointerEvent("pointerleave", at(0.13)));
+    const hover = JSON.parse(document.getElementById("hover").textContent).values;
+    return { same: String(before) === String(values()), during, said: [...said], wanted: [hover.reward[0], hover.step_time[0]].map(String) };
+    """
+    found = ask(page, script)
+    assert found["said"] == ["update 1"]
+    assert found["during"] == found["wanted"]
+    assert found["same"]
+
+
+def test_samples_are_found_by_text_reason_and_reward_and_open_with_what_was_found_marked(page: Path) -> None:
+    script = """
+    const all = JSON.parse(document.getElementById("data").textContent), results = {};
+    const count = () => document.getElementById("found").textContent;
+    const set = (id, value) => { const x = document.getElementById(id); x.value = value; x.dispatchEvent(new window.Event("input")); };
+    results.all = count();
+    set("reason", "numeric: no_answer"); results.reason = count();
+    results.wanted = all.filter((s) => s.reasons.numeric === "no_answer").length;
+    set("reason", ""); set("which", "best"); results.best = count();
+    results.right = all.filter((s) => s.reward > 0).length;
+    set("which", ""); set("find", "TENS ARE"); results.find = count();
+    const first = document.querySelector(".sample"); first.open = true;
+    await new Promise((done) => window.setTimeout(done, 50));
+    results.marks = [...new Set([...first.querySelectorAll("mark")].map((m) => m.textContent))];
+    results.headings = [...first.querySelectorAll("h3")].map((h) => h.textContent.split(" ")[0]);
+    set("find", "nothing says this"); results.none = count();
+    return results;
+    """
+    found = ask(page, script)
+    assert found["all"] == "60 of 60"
+    assert found["reason"] == f"{found['wanted']} of 60"
+    assert found["wanted"] > 0
+    assert found["best"] == f"{found['right']} of 60"
+    assert found["find"].endswith(" of 60")
+    assert not found["find"].startswith("0 ")
+    assert found["marks"] == ["tens are"]
+    assert found["headings"] == ["prompt", "answer", "gold", "verdict"]
+    assert found["none"] == "0 of 60"
+
+
+def test_dark_and_light_are_told_apart_and_text_stands_out_in_both(page: Path, tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    assert COMMAND is not None
+    means = []
+    for dark in (False, True):
+        target = tmp_path / f"{dark}.png"
+        Browser(COMMAND).picture(page, target, 800, 600, dark=dark)
+        grey = Image.open(target).convert("L")
+        low, high = grey.getextrema()
+        assert high - low > 150
+        means.append(sum(value * n for value, n in enumerate(grey.histogram())) / (800 * 600))
+    assert means[0] > 200
+    assert means[1] < 60

@@ -1,0 +1,168 @@
+"""The page: one file without references to anything outside, for every kind of run, with what it was made of in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import cut, keep, plan, recorded, simulated
+from tests.core.test_recorded_runs import RECORDED
+from typer.testing import CliRunner, Result
+
+from paceline.cli.main import app
+from paceline.core import commands as c
+from paceline.core import events as e
+from paceline.core.schedule import Resume
+from paceline.report.gather import gather
+from paceline.report.page import embedded, render
+from paceline.runtime.metrics import time_metrics
+from paceline.sim.driver import simulate
+from paceline.sim.world import FakeInstance, World
+
+import made_runs  # isort: skip  # report_runs makes it importable
+
+
+def report(run: Path, *words: Any) -> Result:
+    return CliRunner().invoke(app, ["report", str(run), *map(str, words)])
+
+
+class Page(HTMLParser):
+    """Which elements there are, what they refer to, and whether they are closed in order."""
+
+    VOID = frozenset(("meta", "input", "br", "hr", "img", "link"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.open: list[str] = []
+        self.crossed: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        self.references += [str(given[name]) for name in ("src", "href", "xlink:href") if given.get(name)]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Closed in itself."""
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+        else:
+            self.crossed.append(tag)
+
+
+def checked(text: str) -> Page:
+    page = Page(text)
+    assert page.crossed == []
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert all(reference.startswith("#") for reference in page.references), page.references
+    assert "@import" not in text
+    assert not re.search(r"url\(|https?://(?!www\.w3\.org/2000/svg)", text)
+    return page
+
+
+def data(text: str, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_a_recorded_run_of_every_schedule_becomes_one_page_without_references_outside(path: Path, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", path)
+    told = report(run)
+    assert told.exit_code == 0, told.output
+    text = (run / "report.html").read_text()
+    page = checked(text)
+    sections = ("wrong", "learning", "time", "timeline", "lengths", "samples", "configuration", "audit")
+    assert [name for name in page.ids if name in sections] == list(sections)
+    assert "every rule holds" in text
+
+
+def test_a_whole_run_shows_learning_evaluations_samples_and_times_of_its_ledger(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trace = made_runs.write(run, made_runs.schedule(12, 2), made_runs.world())
+    assert report(run, "--samples", 30).exit_code == 0
+    text = (run / "report.html").read_text()
+    checked(text)
+    samples, hover = data(text, "data"), data(text, "hover")
+    assert len(samples) == 30
+    finished = sum(isinstance(record, e.TrajectoryFinished) for _, record in trace.records)
+    assert f"30 of the {finished} trajectories" in text
+    assert hover["x"] == list(range(1, 13))
+    gathered = gather(run, 0)
+    rows = gathered.latest.updates
+    assert hover["values"]["step_time"] == [float(f"{time_metrics(row)['step_time']:.4g}") for row in rows]
+    assert {"Reward", "Entropy", "Evaluation", "Staleness", "Rollout speed", "Trainer waiting ratio"} <= set(
+        re.findall(r"<b>([^<]+)</b>", text)
+    )
+    assert len(gathered.evaluations) == len({row["update"] for row in gathered.evaluations}) > 2
+
+
+def test_samples_cannot_leave_their_script_and_names_cannot_leave_their_element(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!-- \u2028"
+    assert "<" not in embedded([{"text": evil}])
+    assert json.loads(embedded([{"text": evil}])) == [{"text": evil}]
+    run = simulated(tmp_path / "<img src=x>")
+    (run / "config.toml").write_text("# <script>alert(1)</script>")
+    text = render(gather(run, 0))
+    assert "<img" not in text
+    assert "alert(1)" in text
+    assert "<script>alert" not in text
+
+
+def test_a_run_of_one_decision_a_killed_and_a_resumed_run_have_a_page(tmp_path: Path) -> None:
+    short = keep(tmp_path / "short", plan(), Resume(), [(0.0, e.Started()), (0.0, c.Publish(1, 0, 0))])
+    killed = cut(tmp_path / "killed", lambda value: isinstance(value, c.Dispatch) and value.update == 4)
+    chosen, resume = plan(), Resume(2, 1, (), 4)
+    resumed = cut(tmp_path / "resumed", lambda value: isinstance(value, c.Dispatch) and value.update == 4)
+    keep(resumed, chosen, resume, simulate(chosen, World((FakeInstance("rollout-0"),)), resume).records, parent=1)
+    for run in (short, killed, resumed):
+        told = report(run)
+        assert told.exit_code == 0, told.output
+        checked((run / "report.html").read_text())
+    gathered = gather(resumed, 0)
+    assert list(gathered.updates) == [1, 2, 3, 4, 5, 6], "what the first life did after update 2 is void"
+    assert [[row.step for row in told.updates] for told in gathered.lives] == [[1, 2], [3, 4, 5, 6]]
+    assert "continued after update 2" in (resumed / "report.html").read_text()
+
+
+def test_a_long_run_shows_its_beginning_its_slowest_period_and_its_end(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", total_updates=250)
+    assert report(run).exit_code == 0
+    text = (run / "report.html").read_text()
+    assert re.findall(r'<label for="view\d">([^<]+)</label>', text) == ["beginning", "slowest period", "end"]
+
+
+def test_what_is_no_run_an_empty_ledger_and_a_missing_directory_are_refused(tmp_path: Path) -> None:
+    assert report(tmp_path).exit_code == 2
+    empty = keep(tmp_path / "empty", plan(), Resume(), [])
+    told = report(empty)
+    assert told.exit_code == 2
+    assert "before its first decision" in told.output
+    told = report(simulated(tmp_path / "run"), "-o", tmp_path / "no" / "page.html")
+    assert told.exit_code == 2
+    assert "there is no directory" in told.output
+
+
+def test_reporting_and_diagnosing_load_no_torch(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run")
+    code = (
+        "import sys; from paceline.cli.report import doctor, report; from pathlib import Path; run = Path(sys.argv[1]);"
+        "report(run, None, 10); doctor(run); print([m for m in ('torch', 'transformers', 'reasoning_gym') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
