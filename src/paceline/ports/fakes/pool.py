@@ -11,6 +11,10 @@ from typing import Any
 from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
 from paceline.types.errors import WorkerLost
 
+BREATH = 16
+"""Ticks in a row after which the event loop really sleeps: a loop that always has work takes the interpreter back from every other
+thread, such as the one that writes the ledger, before that thread has woken."""
+
 
 class InlineWorker:
     """Runs a body on the event loop. Values pass through pickle, as between processes; `SystemExit` in the body is its death.
@@ -61,6 +65,7 @@ class InlineWorker:
 
     async def _serve(self) -> None:
         patience: float | None = 0.0
+        ticks = 0
         while self._lost is None:
             try:
                 if (call := await self._next(patience)) is not None:
@@ -77,7 +82,8 @@ class InlineWorker:
             except Exception as error:  # noqa: BLE001 - whatever cannot be handled: nobody would hear this worker again
                 self._end(f"what it sent could not be taken ({type(error).__name__}: {error})", tell=True)
                 return
-            await asyncio.sleep(0)
+            ticks += 1
+            await asyncio.sleep(0 if ticks % BREATH else 0.001)
 
     async def _next(self, patience: float | None) -> tuple[asyncio.Future[Any], str, bytes] | None:
         """The next call; None when none came within `patience` seconds (None = wait for ever)."""
