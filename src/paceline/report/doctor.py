@@ -10,17 +10,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import cast
 
 from paceline.core import commands as c
-from paceline.core.account import Account
 from paceline.core.account.causes import TRAINER, trainer
-from paceline.core.events import Event, StopRequested
-from paceline.core.machine import Machine
+from paceline.core.account.scene import Scene
+from paceline.core.events import StopRequested
 from paceline.core.outbox import Wait
 from paceline.report.troubles import Finding, Troubles, count
 from paceline.runtime.alarms import Alarms
-from paceline.runtime.audit import audit
+from paceline.runtime.audit import Replay
 from paceline.runtime.ledger import LedgerReader, Lineage
 from paceline.runtime.notices import Notice
 from paceline.runtime.notices import read as read_notices
@@ -79,8 +77,8 @@ class _Replayed:
     """A lineage, read once."""
 
     lineage: Lineage
-    machine: Machine
-    account: Account
+    replay: Replay
+    scene: Scene
     troubles: Troubles
     stop: c.Stop | None = None
     asked: str = ""
@@ -88,7 +86,7 @@ class _Replayed:
     last: float = 0.0
     records: int = 0
     fault: str = ""
-    """Why the machine could not follow; the audit says the same."""
+    """Where the machine could not follow; the audit says the same."""
 
     @property
     def open(self) -> bool:
@@ -97,7 +95,8 @@ class _Replayed:
 
 
 def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None = None) -> Diagnosis:
-    """Look at a run directory. `audited`: its audit, if it was made already; `wall`: seconds since the epoch, now by default.
+    """Look at a run directory: once at every record of its last lineage. `audited`: its audit, if it was made already, whose findings are
+    told then; `wall`: seconds since the epoch, now by default.
 
     Raises ConfigError for what is no run, LedgerError and RecordError for a ledger that cannot be read.
     """
@@ -113,13 +112,13 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
     state, headline = _state(read, process, now, notices)
-    findings = [*_ended(state, headline, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(rundir, read, audited), *_disk(run)]
+    findings = [*_ended(state, headline, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(run)]
     return Diagnosis(
         state=state,
         headline=headline,
         facts=tuple(_facts(read, rundir, len(lineages))),
-        trainer=TRAINER[trainer(read.account.scene)] if read.open else "",
-        owed=tuple(_owed(read.machine.waits(now), now)) if read.open and not read.fault else (),
+        trainer=TRAINER[trainer(read.scene)] if read.open else "",
+        owed=tuple(_owed(read.replay.machine.waits(now), now)) if read.open and not read.fault else (),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
         notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices[-SHOWN:]),
         lineages=len(lineages),
@@ -127,20 +126,16 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
 
 
 def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
-    read = _Replayed(lineage, Machine(lineage.schedule, lineage.resume), Account(lineage.schedule, lineage.resume), Troubles())
+    read = _Replayed(lineage, Replay(lineage), Scene(lineage.schedule, lineage.resume), Troubles())
     for record in reader.records(lineage.id):
         read.records, read.last = read.records + 1, record.now
-        read.account.feed(record.value, record.now)
+        read.scene.take(record.value)
         read.troubles.feed(record.value, record.now)
         if isinstance(record.value, c.Stop):
             read.stop = record.value
         if isinstance(record.value, StopRequested):
             read.asked = record.value.reason
-        if record.direction == "event" and not read.fault:
-            try:
-                read.machine.step(cast(Event, record.value), record.now)
-            except (AssertionError, LookupError) as error:  # such events cannot have reached the machine in this order
-                read.fault = f"row {record.sequence}: {error}"
+        read.fault = read.fault or read.replay.feed(record)
     return read
 
 
@@ -183,7 +178,7 @@ def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, s
         return "failed", f"failed after {duration(read.last)}: {stop.reason}"
     if process is not None:
         return "ending", f"ends ({stop.reason}): process {process} writes the model and stops its workers"
-    if read.asked and read.account.scene.updates < read.lineage.schedule.total_updates:
+    if read.asked and read.scene.updates < read.lineage.schedule.total_updates:
         return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
@@ -203,7 +198,7 @@ def _ended(state: str, headline: str, rundir: RunDir) -> list[Finding]:
 
 
 def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
-    schedule, scene = read.lineage.schedule, read.account.scene
+    schedule, scene = read.lineage.schedule, read.scene
     facts = [f"{scene.updates} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
     if lineages > 1:
         facts.append(f"lineage {read.lineage.id} of {lineages}, continued after update {read.lineage.resume.update}")
@@ -242,12 +237,15 @@ def _alarms(rundir: RunDir) -> list[Finding]:
     return [Finding("fault", f"for {count(streak, 'update')}: {alarm.what}", (), alarm.advice) for alarm, streak in alarms.present()]
 
 
-def _rules(rundir: RunDir, read: _Replayed, audited: AuditReport | None) -> list[Finding]:
-    report = audit(rundir.ledger) if audited is None else audited
-    if not report.violations:
+def _rules(run: Path, read: _Replayed, audited: AuditReport | None) -> list[Finding]:
+    """The run checks every rule itself, and a broken one ends it. Here the decisions are compared, which the replay does in passing."""
+    own = (f"replay: {read.fault}",) if read.fault else ()
+    broken = own if audited is None else audited.violations
+    if not broken:
         return []
-    what = f"{count(len(report.violations), 'rule')} broken: what the run did is not what the schedule promises"
-    return [Finding("fault", what, report.violations[:SHOWN], "this is a fault of paceline, or the ledger was changed: please report it")]
+    what = f"{count(len(broken), 'rule')} broken: what the run did is not what the schedule promises"
+    advice = f"this is a fault of paceline, or the ledger was changed: please report it, with what paceline audit {run} says"
+    return [Finding("fault", what, broken[:SHOWN], advice)]
 
 
 def _disk(run: Path) -> list[Finding]:
