@@ -38,8 +38,8 @@ def cost(root: Path, updates: int, groups: int) -> dict[str, Any]:
     shutil.rmtree(root, ignore_errors=True)
     trace = made_runs.write(root, made_runs.schedule(updates, groups), made_runs.world())
     assert not trace.violations
-    looked_s, _ = command("doctor", root)
-    cpu_s, said = command("report", root)
+    looked_s, _ = spent("doctor", root)
+    cpu_s, said = spent("report", root)
     return {
         "updates": updates,
         "records": len(trace.records),
@@ -51,7 +51,7 @@ def cost(root: Path, updates: int, groups: int) -> dict[str, Any]:
     }
 
 
-def command(name: str, root: Path) -> tuple[float, str]:
+def spent(name: str, root: Path) -> tuple[float, str]:
     """Run a command on a run directory: its CPU seconds, and what it printed."""
     before = getrusage(RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "paceline.cli.main", name, str(root)], capture_output=True, text=True, check=False)

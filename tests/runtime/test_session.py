@@ -159,7 +159,12 @@ async def test_a_reward_that_hangs_is_killed_named_and_replaced(tmp_path: Path) 
     stop = await run.go()
     assert stop.ok
     failed = run.records(CommandFailed)
-    assert all("rewards lengthy gave no answer on group 3" in event.error for event in failed)
+    (said,) = {event.error for event in failed}
+    question = run.task.prompt(3)
+    assert said == (
+        f"rewards lengthy gave no answer on group 3 (row {question.row} of memory: {question.text!r}), samples 0-1: "
+        "worker reward-0 did not answer score within 0.2 s and was killed; its deadline follows from reward.timeout_s"
+    )
     assert 3 not in run.trained()
     notices = [progress.message for progress in run.said if "started again" in progress.message]
     assert notices == ["worker reward-0 did not answer score within 0.2 s and was killed; it is started again"] * len(failed)
@@ -389,6 +394,7 @@ async def test_a_reward_worker_that_dies_over_a_group_costs_no_group_unless_that
     stop = await run.go()
     assert not stop.ok
     assert "gave no answer on group 2" in stop.reason
+    assert "two workers ended over it" in stop.reason
     assert len(run.records(CommandFailed)) == 1
 
 
