@@ -18,7 +18,6 @@ from paceline.types.errors import PacelineError, RewardError, WorkerLost, Worker
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
 from paceline.types.signal import has_signal
 
-
 QUOTED = 60
 """Characters of a question that a message quotes."""
 
