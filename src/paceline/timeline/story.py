@@ -139,11 +139,19 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """From here on so many groups are requested and unconsumed, and trainable of those."""
+    """How many groups there are from here on, and what limits their number."""
 
     time: float
     in_flight: int
+    """Requested and unconsumed."""
     trainable: int
+    """Of those."""
+    decoding: int
+    """Trajectories that decode, in groups' worth, rounded up."""
+    frontier: int | None
+    """Most of these; None = unlimited."""
+    window: int | None
+    """Most groups in flight, by bound and cap; None in schedules of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +200,8 @@ class Story:
         self._trainer: tuple[str, float, Any, bool] | None = None
         self._stepping = 0
         """Dispatch whose groups went through forward and backward."""
-        self._level = Level(0.0, 0, 0)
+        self._level: tuple[Any, ...] = ()
+        """The last Level, without its time."""
 
     def feed(self, record: Event | Command, now: float) -> list[Item]:
         """Take a record in, made at `now`; the items that end with it."""
@@ -226,10 +235,11 @@ class Story:
 
     def _look(self) -> None:
         scene = self.account.scene
-        level = Level(self._now, scene.unconsumed, scene.states[READY])
-        if (level.in_flight, level.trainable) != (self._level.in_flight, self._level.trainable):
+        decoding = -(-len(scene.admits) // scene.schedule.group_size)
+        level = (scene.unconsumed, scene.states[READY], decoding, scene.frontier, scene.limit)
+        if level != self._level:
             self._level = level
-            self._items.append(level)
+            self._items.append(Level(self._now, *level))
         state = trainer(scene)
         work = next((command for kind in _WORK for command in scene.open[kind].values()), None)
         present = (state, work, work is not None and work.id == self._stepping)
