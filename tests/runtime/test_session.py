@@ -154,6 +154,17 @@ async def test_a_reward_that_raises_stops_the_run_by_name(tmp_path: Path) -> Non
     assert not (tmp_path / "model").exists()
 
 
+async def test_a_verifier_that_raises_is_counted_as_an_error_and_its_group_trains_on_no_zero(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(on_failure="drop_group"), judge={"raises_on": 3})
+    assert (await run.go()).ok
+    (failed,) = run.records(CommandFailed)
+    assert failed.error == f"reward lengthy raised ValueError on row {run.task.prompt(3).row}: no"
+    assert sum(row["verifier_errors"] for row in run.rows()) == 1
+    assert 3 not in run.trained()
+    rows = [row for file in (tmp_path / "trajectories").iterdir() for row in pq.read_table(file).to_pylist()]
+    assert 3 not in {row["group"] for row in rows}
+
+
 async def test_a_reward_that_hangs_is_killed_named_and_replaced(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(on_failure="drop_group"), judge={"hangs_on": 3}, reward_deadline_s=0.2)
     stop = await run.go()
