@@ -76,6 +76,7 @@ def test_a_live_run_with_something_overdue_needs_somebody(tmp_path: Path) -> Non
     assert found.owed[0].left < -20.0
     assert not found.healthy
     assert "OVERDUE by" in told.output
+    assert "(reward.timeout_s)" in told.output
     assert told.exit_code == 1
 
 

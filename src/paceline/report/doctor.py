@@ -29,6 +29,7 @@ from paceline.types.results import AuditReport
 
 SILENT_S = 60.0
 """A controller records its timer every few seconds: one that recorded nothing for so long is stuck itself."""
+STANDS = "it does not go on by itself"
 SHOWN = 8
 """Waits and notices that are shown at most."""
 
@@ -112,7 +113,7 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
     state, headline = _state(read, process, now, notices)
-    findings = [*_ended(state, headline, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(run)]
+    findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(run)]
     return Diagnosis(
         state=state,
         headline=headline,
@@ -183,18 +184,19 @@ def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, s
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
 
-def _ended(state: str, headline: str, rundir: RunDir) -> list[Finding]:
+def _ended(state: str, rundir: RunDir) -> list[Finding]:
+    """What to do about a run that does not go on by itself; what happened is its headline."""
     if state not in ("failed", "died", "stuck"):
         return []
-    if state == "stuck":
-        return [Finding("fault", f"the run {headline}", (), "look at the process (py-spy dump, top); stop it, then continue with --resume")]
     how = f"paceline train {rundir.config} --resume" if rundir.config.is_file() else "paceline train CONFIG --resume"
+    if state == "stuck":
+        return [Finding("fault", STANDS, (), f"look at the process (py-spy dump, top) and at the disk; stop it, then: {how}")]
     try:
         checkpoint = rundir.latest_checkpoint()
     except OSError:
         checkpoint = None
     where = f"from {checkpoint}" if checkpoint is not None else "from the beginning: there is no checkpoint"
-    return [Finding("fault", f"the run {headline}", (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
+    return [Finding("fault", STANDS, (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
 
 
 def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
