@@ -113,7 +113,7 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
     state, headline = _state(read, process, now, notices)
-    findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(run)]
+    findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(state, run)]
     return Diagnosis(
         state=state,
         headline=headline,
@@ -250,8 +250,10 @@ def _rules(run: Path, read: _Replayed, audited: AuditReport | None) -> list[Find
     return [Finding("fault", what, broken[:SHOWN], advice)]
 
 
-def _disk(run: Path) -> list[Finding]:
-    """A checkpoint is as large as the last one; the next must fit beside it."""
+def _disk(state: str, run: Path) -> list[Finding]:
+    """A checkpoint is as large as the last one; the next must fit beside it, if there will be one."""
+    if state == "done":
+        return []
     free = shutil.disk_usage(run).free
     newest = max((path for path in (run / "checkpoints").glob("step-*")), key=lambda path: path.stat().st_mtime, default=None)
     needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
