@@ -50,6 +50,8 @@ class Place:
     said: list[str]
     in_order: bool = True
     """Whether the order among axes can be read back."""
+    pause_s: float = 0.0
+    """What must lie between two lineages of one process: TensorBoard orders files by the second, then by a number as text."""
     voids: bool = False
     """Whether steps that a later lineage repeats take the place of the earlier ones."""
 
@@ -76,6 +78,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     module = importlib.import_module(f"paceline.trackers.{kind}")
     said: list[str] = []
+    tensorboard = kind == "tensorboard"
     run = uuid.uuid5(uuid.NAMESPACE_URL, str(tmp_path)).hex
 
     def _open() -> Tracker:
@@ -84,7 +87,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         mirror = Mirror(kind, metrics, lambda _: module.open_tracker(link), tmp_path, said.append, afresh=kind == "wandb")
         return Both(JsonlTracker(metrics), mirror)
 
-    yield Place(_open, lambda: READERS[kind](tmp_path / kind, run), said, kind in ("wandb", "trackio"), kind == "tensorboard")
+    yield Place(_open, lambda: READERS[kind](tmp_path / kind, run), said, kind in ("wandb", "trackio"), 1.0 * tensorboard, tensorboard)
 
 
 def _sorted(rows: Kept, in_order: bool) -> Kept:
@@ -123,6 +126,7 @@ def test_what_a_resumed_run_logs_again_comes_after_what_it_voids_and_nothing_els
         for axis, step, value in rows:
             tracker.log(axis, step, {"x": value})
         tracker.close()
+        time.sleep(place.pause_s)
     assert place.said == []
     assert place.kept() == _sorted([*(first[:1] if place.voids else first), *then], place.in_order)
 

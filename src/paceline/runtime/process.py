@@ -18,7 +18,7 @@ from paceline.ports.pool import WorkerSpec
 from paceline.runtime.frames import pack, read_frame
 from paceline.types.errors import WorkerLost
 
-_FROM_OUTSIDE = {signal.SIGKILL: " (from outside: kill -9, or the kernel out of memory)"}
+_FROM_OUTSIDE: dict[int, str] = {signal.SIGKILL: " (from outside: kill -9, or the kernel out of memory)"}
 """Signals that no program sends itself."""
 LAST_WORDS = 2000
 """Bytes of a lost worker's log that go into the reason."""
