@@ -29,6 +29,8 @@ from paceline.types.results import AuditReport
 
 SILENT_S = 60.0
 """A controller records its timer every few seconds: one that recorded nothing for so long is stuck itself."""
+FULL = 1 << 20
+"""With fewer bytes left a disk is full."""
 STANDS = "it does not go on by itself"
 SHOWN = 8
 """Waits and notices that are shown at most."""
@@ -112,7 +114,8 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         return _empty(process)
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
-    state, headline = _state(read, process, now, notices)
+    state, headline = _state(read, process, now, notices, shutil.disk_usage(run).free < FULL)
+    told = [notice for notice in notices if not notice.fatal]  # what ended the run is its headline
     findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(state, run)]
     return Diagnosis(
         state=state,
@@ -121,7 +124,7 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         trainer=TRAINER[trainer(read.scene)] if read.open else "",
         owed=tuple(_owed(read.replay.machine.waits(now), now)) if read.open and not read.fault else (),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
-        notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices[-SHOWN:]),
+        notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in told[-SHOWN:]),
         lineages=len(lineages),
     )
 
@@ -155,7 +158,7 @@ def _empty(process: int | None) -> Diagnosis:
 # In which state it is
 
 
-def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[Notice]) -> tuple[str, str]:
+def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[Notice], full: bool) -> tuple[str, str]:
     fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
     if read.stop is not None:
         return _stopped(read, read.stop, process)
@@ -171,6 +174,8 @@ def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[N
         return "failed", f"failed after {duration(read.last)}: {fatal}"
     if not read.records:
         return "nothing", "ended before its first decision, and left no error: it was killed, or could not write"
+    if full:
+        return "died", f"died after {duration(read.last)}: its disk is full, so that it could not even write why"
     return "died", f"died after {duration(read.last)} without a word: killed (kill -9, out of memory, a reboot), or the power went"
 
 
@@ -259,7 +264,7 @@ def _disk(state: str, run: Path) -> list[Finding]:
     needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
     if free >= max(needed, 64 << 20):
         return []
-    what = f"the disk is nearly full: {free / 1e6:,.0f} MB free, a checkpoint needs {needed / 1e6:,.0f} MB"
+    what = f"the disk is nearly full: {free / 1e6:,.1f} MB free, a checkpoint needs {needed / 1e6:,.1f} MB"
     return [Finding("fault", what, (), "make room, or move run.dir; the state on disk stays usable")]
 
 
