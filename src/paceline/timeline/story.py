@@ -200,7 +200,7 @@ class Story:
         self._trainer: tuple[str, float, Any, bool] | None = None
         self._stepping = 0
         """Dispatch whose groups went through forward and backward."""
-        self._level: tuple[Any, ...] = ()
+        self._level = self._counts()
         """The last Level, without its time."""
 
     def feed(self, record: Event | Command, now: float) -> list[Item]:
@@ -234,9 +234,7 @@ class Story:
     # What holds until the next moment: looked at when time passes
 
     def _look(self) -> None:
-        scene = self.account.scene
-        decoding = -(-len(scene.admits) // scene.schedule.group_size)
-        level = (scene.unconsumed, scene.states[READY], decoding, scene.frontier, scene.limit)
+        scene, level = self.account.scene, self._counts()
         if level != self._level:
             self._level = level
             self._items.append(Level(self._now, *level))
@@ -247,6 +245,12 @@ class Story:
             if self._trainer is not None:
                 self._end_trainer(self._trainer)
             self._trainer = (present[0], self._now, present[1], present[2])
+
+    def _counts(self) -> tuple[int, int, int, int | None, int | None]:
+        """A Level as things stand, without its time."""
+        scene = self.account.scene
+        decoding = -(-len(scene.admits) // scene.schedule.group_size)
+        return scene.unconsumed, scene.states[READY], decoding, scene.frontier, scene.limit
 
     def _end_trainer(self, span: tuple[str, float, Any, bool]) -> None:
         state, since, command, stepping = span
