@@ -9,6 +9,7 @@ from paceline.durable import whole
 from paceline.report.doctor import SHOWN, Diagnosis, Owed, diagnose, duration
 from paceline.report.gather import gather
 from paceline.report.page import default_output, render
+from paceline.report.troubles import named
 from paceline.types.errors import ConfigError
 
 
@@ -63,7 +64,7 @@ KEYS = {"materialize": "reward.timeout_s", "dispatch": "pool.train_timeout_s"}
 
 
 def _debt(owed: Owed, live: bool) -> str:
-    what = owed.what if owed.number == 1 else f"{owed.what} and {owed.number - 1:,} more"
+    what = named(owed.what)
     due = f"due in {duration(owed.left)}" if owed.left >= 0 else f"OVERDUE by {duration(-owed.left)}"
     key = KEYS.get(owed.kind, "pool.answer_timeout_s")
     return f"{owed.owner}: {what}, for {duration(owed.since)}" + (f"; {due} ({key})" if live or owed.left < 0 else "")

@@ -42,9 +42,8 @@ class Owed:
 
     kind: str
     owner: str
-    what: str
-    """The oldest of it, in words."""
-    number: int
+    what: tuple[str, ...]
+    """All of it, in words, the oldest first."""
     since: float
     """Seconds that the oldest has been waited for."""
     left: float
@@ -224,9 +223,9 @@ def _owed(waits: Sequence[Wait], now: float) -> list[Owed]:
         by_owner[wait.kind, wait.owner].append(wait)
     found = []
     for (kind, owner), owed in by_owner.items():
-        oldest = min(owed, key=lambda wait: wait.since)
+        owed.sort(key=lambda wait: wait.since)
         deadline = min(wait.deadline for wait in owed)
-        found.append(Owed(kind, owner, oldest.what, len(owed), now - oldest.since, deadline - now))
+        found.append(Owed(kind, owner, tuple(wait.what for wait in owed), now - owed[0].since, deadline - now))
     return sorted(found, key=lambda owed: owed.left)
 
 
