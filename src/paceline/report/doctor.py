@@ -161,14 +161,8 @@ def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[N
     fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
     if read.stop is not None:
         return _stopped(read, read.stop, process)
-    who = f"process {process}" if process else "a process"
     if process is not None:
-        if not read.records:
-            return "starting", f"starts, for {duration(now)}: {who} loads models and data, and has decided nothing yet"
-        silent = now - read.last
-        if silent > SILENT_S:
-            return "stuck", f"is stuck: {who} holds the run, and has recorded nothing for {duration(silent)}"
-        return "running", f"runs ({who}), for {duration(now)}; the last record is {duration(silent)} old"
+        return _held(read, f"process {process}" if process else "a process", now)
     if fatal:
         return "failed", f"failed after {duration(read.last)}: {fatal}"
     if not read.records:
@@ -176,6 +170,16 @@ def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[N
     if full:
         return "died", f"died after {duration(read.last)}: its disk is full, so that it could not even write why"
     return "died", f"died after {duration(read.last)} without a word: killed (kill -9, out of memory, a reboot), or the power went"
+
+
+def _held(read: _Replayed, who: str, now: float) -> tuple[str, str]:
+    """Of a run that a process holds and that has not come to its end."""
+    if not read.records:
+        return "starting", f"starts, for {duration(now)}: {who} loads models and data, and has decided nothing yet"
+    silent = now - read.last
+    if silent > SILENT_S:
+        return "stuck", f"is stuck: {who} holds the run, and has recorded nothing for {duration(silent)}"
+    return "running", f"runs ({who}), for {duration(now)}; the last record is {duration(silent)} old"
 
 
 def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, str]:

@@ -189,11 +189,11 @@ class Picture:
         base = self.y + height
         shown = _from(self.items.levels, self.start, self.end)
         top = max(most, *(level.window or level.frontier or 0 for level in shown))
-        for kind, values in (("soft area", [v.in_flight for v in shown]), ("soft", [v.trainable for v in shown])):
-            points = [(self.x(level.time), base - height * value / top) for level, value in zip(shown, values, strict=True)]
-            self.canvas.path(kind, steps(points, base, self.x(self.end)))
+        unit = height / top
+        self.canvas.path("soft area", steps(((self.x(v.time), base - unit * v.in_flight) for v in shown), base, self.x(self.end)))
+        self.canvas.path("soft", steps(((self.x(v.time), base - unit * v.trainable) for v in shown), base, self.x(self.end)))
         for kind, numbers in self._limits(shown):
-            self.canvas.path(kind, self._line(shown, [n if n is None else base - height * n / top for n in numbers]))
+            self.canvas.path(kind, self._line(shown, [n if n is None else base - unit * n for n in numbers]))
         self._label("in flight", 14)
         self.canvas.text("soft right small", LEFT - 8, self.y + 24, f"at most {most}")
         self.canvas.text("soft right", LEFT - 8, base - 3, "trainable")
