@@ -114,7 +114,6 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
     state, headline = _state(read, process, now, notices, shutil.disk_usage(run).free < FULL)
-    told = [notice for notice in notices if not notice.fatal]  # what ended the run is its headline
     findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(state, run)]
     return Diagnosis(
         state=state,
@@ -123,9 +122,15 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         trainer=TRAINER[trainer(read.scene)] if read.open else "",
         owed=tuple(_owed(read.replay.machine.waits(now), now)) if read.open and not read.fault else (),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
-        notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in told[-SHOWN:]),
+        notices=_told(notices),
         lineages=len(lineages),
     )
+
+
+def _told(notices: Sequence[Notice]) -> tuple[str, ...]:
+    """The last of them; what ended the run is its headline."""
+    lines = [f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices if not notice.fatal]
+    return tuple(lines[-SHOWN:])
 
 
 def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
