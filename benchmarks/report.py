@@ -106,7 +106,7 @@ def timeline(browser: Browser) -> None:
     shutil.rmtree(root, ignore_errors=True)
     made_runs.write(root, made_runs.schedule(12, 8), made_runs.world())
     spent("report", root)
-    browser.picture(root / "report.html", ROOT / "docs" / "figures" / "report-timeline.png", 1280, 760, script=SCROLL.format("timeline"))
+    browser.picture(root / "report.html", ROOT / "docs" / "figures" / "report-timeline.png", 1280, 850, script=SCROLL.format("timeline"))
 
 
 if __name__ == "__main__":
