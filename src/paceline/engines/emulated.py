@@ -25,7 +25,7 @@ from paceline.engines.batch import Batch, Track
 from paceline.ports.fakes.training import probe_logprobs, read_weights
 from paceline.ports.places import Places
 from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
-from paceline.types.errors import EngineError, ModelError
+from paceline.types.errors import EngineError, ModelError, StateFileError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, WeightsRef
@@ -195,7 +195,7 @@ class EmulatedEngine:
         try:
             Path(location).write_bytes(pickle.dumps(states))
         except OSError as error:
-            raise EngineError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
+            raise StateFileError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
         self._take_out(tracks)
         self._stall(self._costs.move.seconds(_kv_tokens(states)))
         return _names(states)
@@ -205,7 +205,7 @@ class EmulatedEngine:
         try:
             found: list[Track] = pickle.loads(Path(location).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise EngineError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
+            raise StateFileError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
         self._catch_up()
         here = {track.key for track in self._all()}
         for track in found:
