@@ -232,6 +232,11 @@ def test_a_warning_of_the_configuration_goes_to_standard_error(wire: FakeWire) -
     ("outcome", "code", "says"),
     [
         (Outcome(True, "", 2, 2, model="runs/x/model"), 0, "model: runs/x/model"),
+        (
+            Outcome(True, "", 2, 2, model="runs/x/model", emulated=True),
+            0,
+            "no model: nothing was learnt, runs/x/model holds the counters of an emulated trainer",
+        ),
         (Outcome(False, "trainer: no memory", 1, 2), 1, "failed after 1 of 2 updates: trainer: no memory"),
         (Outcome(True, "stopped by the user", 1, 2, interrupted=True, resumable=True), 130, "continue it with --resume"),
     ],
