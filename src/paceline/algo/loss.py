@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +15,10 @@ Ratio = Literal["token", "sequence"]
 
 
 class PolicyLoss(NamedTuple):
-    """What `policy_loss` returns; `metrics` are means over loss tokens unless their name says min or max."""
+    """What `policy_loss` returns; `metrics` are means over loss tokens unless their name says min or max.
+
+    `ratio/*` is learner over behaviour, `clip_ratio/*` the share beyond the clip, whatever a correction makes of the tokens.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, float]
@@ -69,7 +73,9 @@ def policy_loss(
     counts = torch.bincount(sequence, minlength=1)
     ratios, weights, corrected = _ratio_and_weight(policy, behaviour, sequence, counts, ratio, correction)
     per_token = weights * clipped_surrogate(ratios, scores.to(policy.dtype), clip_low, clip_high, dual_clip)
-    metrics = _metrics(per_token.detach(), ratios.detach(), policy.detach() - behaviour, scores, clip_low, clip_high) | corrected
+    low, high = (clip_low, clip_high) if correction is None or not correction.weighs else (math.inf, math.inf)
+    measured = importance_ratio(policy.detach(), behaviour, sequence, counts, ratio)
+    metrics = _metrics(per_token.detach(), measured, policy.detach() - behaviour, scores, low, high) | corrected
     if reference_logp is not None and kl != "none":
         learner, reference = policy if kl_logp is None else kl_logp[keep], reference_logp[keep]
         metrics["kl"] = _mean(kl_estimate(learner.detach(), reference, kl))
