@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from paceline.algo.counter import philox, stream_key, uniforms
 from paceline.core.costs import DecodeCost, LinearCost
+from paceline.core.places import Places
 from paceline.engines.batch import Batch, Track
 from paceline.ports.fakes.training import probe_logprobs, read_weights
-from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn
 from paceline.types.errors import EngineError, ModelError, StateFileError
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 EOS_ID = 2
 FIRST_ID, IDS = 1000, 30000

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from paceline.engines.pages import KV
 from paceline.engines.scheduler import Saved, SavedPrompt
-from paceline.ports.moving import Carried
 from paceline.types.errors import StateFileError
+from paceline.types.moving import Carried
 
 FORMAT = 1
 

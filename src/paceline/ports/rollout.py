@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from paceline.types.progress import ProbeReport
 from paceline.types.records import Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
-
-Unfinished = Literal["none", "keep", "recompute"]
-"""What becomes of work in flight when its weights make way: there is none; it keeps its KV cache; its KV cache is rebuilt."""
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 
 @dataclass(frozen=True, slots=True)

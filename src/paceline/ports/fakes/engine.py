@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from paceline.algo.counter import stream_key, uniforms
-from paceline.ports.moving import Carried
-from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
+from paceline.core.places import Places
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn
 from paceline.types.errors import EngineError, StateFileError
+from paceline.types.moving import Carried
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 
 def counted_length(request: Request) -> int:
