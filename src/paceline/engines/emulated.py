@@ -8,13 +8,14 @@ request alone: every schedule meets the same work. All times are those of the cl
 from __future__ import annotations
 
 import itertools
+import json
 import math
-import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from paceline.engines.batch import Batch, Counted
 from paceline.ports.fakes.training import probe_logprobs, read_weights
 from paceline.ports.rollout import EngineLoad, Failure, TakenIn
 from paceline.types.errors import EngineError, ModelError, StateFileError
+from paceline.types.moving import plain_request, request_of
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, Purpose, Request, Trajectory
 from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
@@ -35,6 +37,8 @@ FIRST_ID, IDS = 1000, 30000
 """All tokens of a trajectory are the same one, its own of these, but the end-of-sequence token."""
 JITTER_STEPS = 256
 """Steps in a row at one speed."""
+FORMAT = 1
+"""Of state files."""
 LONGEST_PAUSE = 0.5
 """Seconds."""
 RIGHT, WRONG = "1", "0"
@@ -193,7 +197,7 @@ class EmulatedEngine:
         jobs = [job for job in self._all() if job.key[:3] in wanted]
         states = [self._batch.state(job) for job in jobs]
         try:
-            Path(location).write_bytes(pickle.dumps(states))
+            Path(location).write_text(json.dumps({"format": FORMAT, "trajectories": [self._plain(state) for state in states]}))
         except OSError as error:
             raise StateFileError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
         self._take_out(jobs)
@@ -202,11 +206,14 @@ class EmulatedEngine:
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with what `hand_over` wrote, as long as its KV tokens take."""
-        try:
-            found: list[Counted] = pickle.loads(Path(location).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise StateFileError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
         self._catch_up()
+        try:
+            plain = json.loads(Path(location).read_text())
+            if plain["format"] != FORMAT:
+                raise StateFileError(f"{location}: state of format {plain['format']}, this engine reads format {FORMAT}")
+            found = [self._counted(item) for item in plain["trajectories"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise StateFileError(f"{location}: cannot read the state of trajectories ({error!r})") from error
         here = {job.key for job in self._all()}
         for job in found:
             self._places.find(job.version)
@@ -216,6 +223,20 @@ class EmulatedEngine:
         self._stall(self._costs.move.seconds(_kv_tokens(found)))
         self._waiting.extendleft(reversed(found))
         return TakenIn(_names(found), sum(job.prompt_tokens + job.done for job in found if job.done and not job.kv))
+
+    def _plain(self, state: Counted) -> dict[str, Any]:
+        """A trajectory on its way as JSON. What follows from its request (length, numbers) does not travel."""
+        seconds = None if state.started is None else self._at - state.started
+        counts = {"versions": state.versions, "done": state.done, "kv": state.kv, "seconds": seconds}
+        return {"request": plain_request(state.request), **counts}
+
+    def _counted(self, plain: Mapping[str, Any]) -> Counted:
+        """The trajectory that `_plain` gave. KeyError or TypeError for anything else."""
+        job = self._job(request_of(plain["request"]))
+        job.versions = [(int(first), int(version)) for first, version in plain["versions"]]
+        job.done, job.kv = int(plain["done"]), bool(plain["kv"])
+        job.started = None if plain["seconds"] is None else self._at - plain["seconds"]
+        return job
 
     # --- time
 
