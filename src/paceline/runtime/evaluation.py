@@ -110,6 +110,8 @@ class Evaluation:
             await asyncio.gather(*(self._ask(name, requests) for name, requests in shares.items()))
 
     async def _ask(self, name: str, requests: Sequence[Request]) -> None:
+        if name not in self._serving:  # it was lost meanwhile, and these are others' work by now
+            return
         try:
             await self._submit(name, requests)
         except WorkerLost as error:  # its loss may be told later than it is felt
