@@ -31,7 +31,7 @@ async def lasted(root: Path, name: str, updates: int) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("name", ["serial", "streaming-keep", "multiversion"])
 async def test_a_run_ten_times_as_long_holds_no_more_in_memory_in_its_store_and_in_a_checkpoint(name: str, tmp_path: Path) -> None:
-    short, long = [await lasted(tmp_path, name, updates) for updates in (4, 40)]
+    short, long = [await lasted(tmp_path, name, updates) for updates in (3, 30)]
     assert abs(long[0] - short[0]) < 50, "a checkpoint holds weights, counters and the numbers of groups under way: no history"
     assert long[1] == short[1] == 2, "keep_last"
     assert long[2] <= short[2] + 1
