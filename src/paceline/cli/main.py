@@ -119,7 +119,9 @@ def draw(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: timeline.json or .svg in RUN.")] = None,
     form: Annotated[Format | None, typer.Option("--format", help="Default: by the name of the output, else perfetto.")] = None,
     lineage: Annotated[int | None, typer.Option("--lineage", help="Which life of a resumed run; default: the last.")] = None,
-    start: Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before.")] = None,
+    start: Annotated[
+        float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before; 0 = the first record.")
+    ] = None,
     end: Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="Leave out what began after.")] = None,
 ) -> None:
     """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""

@@ -20,7 +20,8 @@ def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Co
     for line in summary:
         plain(out, line)
     if outcome.model:
-        plain(out, f"model: {outcome.model}")
+        pretended = f"no model: nothing was learnt, {outcome.model} holds the counters of an emulated trainer"
+        plain(out, pretended if outcome.emulated else f"model: {outcome.model}")
     if outcome.resumable and (outcome.update < outcome.total or outcome.interrupted):
         plain(out, "continue it with --resume")
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED

@@ -139,6 +139,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
         total=schedule.total_updates,
         interrupted=session.interrupted and (session.recorder.update < schedule.total_updates or not session.exported),
         model=str(rundir.model) if session.exported else "",
+        emulated=config.rollout.engine == "emulated",
         resumable=rundir.latest_checkpoint() is not None,
     )
 

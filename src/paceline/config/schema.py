@@ -117,7 +117,8 @@ class ScheduleConfig(Section):
     staleness: int | None = Field(default=None, ge=0)
     """S, streaming: largest staleness at consumption, versions; default 1."""
     overstale: Literal["pace", "retry", "drop"] = "pace"
-    """streaming: keep within S by pacing (nothing is lost), or retry or drop groups that are too old, counted."""
+    """streaming: keep within S by pacing (nothing is lost), or let groups get too old, and drop them or retry them (once, then paced); both
+    counted."""
     at_publish: Literal["keep", "recompute", "drain"] = "keep"
     """streaming, unfinished work at a publish: keep its KV cache, rebuild it, or finish it first."""
     buffer_groups: int | None = Field(default=None, ge=1)

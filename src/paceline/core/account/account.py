@@ -30,6 +30,8 @@ class Row:
     """`update`: the present window so far. `publish`: the one that has ended."""
     trained: float
     """When the window's last update so far finished; windows are measured up to here."""
+    decoded: float
+    """Seconds in which trajectories decoded, since the row before on this axis in which one finished."""
 
 
 class Account:
@@ -41,6 +43,8 @@ class Account:
         self._began = False
         self.window = Window()
         self._rows = {"update": Tally(), "publish": Tally()}
+        self._fruitless = {"update": 0.0, "publish": 0.0}
+        """Seconds in which trajectories decoded, since the last row in which one finished."""
         self._whole = Tally()
         """All publish periods that have ended."""
         self._trained = 0.0
@@ -143,7 +147,9 @@ class Account:
 
     def _row(self, axis: Literal["update", "publish"], step: int) -> Row:
         tally, self._rows[axis] = self._rows[axis], Tally()
-        return Row(axis, step, self.now, tally, replace(self.window), self._trained)
+        decoded = self._fruitless[axis] + tally.busy.get("rollout", 0.0)
+        self._fruitless[axis] = 0.0 if tally.trajectories else decoded
+        return Row(axis, step, self.now, tally, replace(self.window), self._trained, decoded)
 
 
 def account(schedule: Schedule, resume: Resume, records: Iterable[tuple[float, Event | Command]]) -> tuple[Account, list[Row]]:

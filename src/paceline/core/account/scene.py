@@ -86,6 +86,8 @@ class Scene:
         """Versions published and not retired."""
         self.overstale = 0
         """Trainable groups that got older than the bound, so far."""
+        self.anew: set[int] = set()
+        """Groups that wait to be generated anew."""
         self.data_ended = False
         self.stopping = False
 
@@ -156,9 +158,10 @@ class Scene:
         s = self.schedule
         if self.traits.paced or not self.states[READY]:
             return
-        for group in self.groups.values():
+        for index, group in self.groups.items():
             if group.state == READY and self.newest - group.low > s.staleness:
                 self.overstale += 1
+                self.anew.add(index)
                 self._restart(group)
 
     def _restart(self, group: Group) -> None:
@@ -168,6 +171,7 @@ class Scene:
 
     def _terminal(self, command: c.Terminal) -> None:
         group = self.groups.pop(command.group, None)
+        self.anew.discard(command.group)
         if group is not None:
             self.states[group.state] -= 1
             self.waiting -= group.left
@@ -178,6 +182,7 @@ class Scene:
         group = self.groups.get(command.group) or self._add(command.group)
         if group.state == FRESH:
             self._move(group, OPEN)
+            self.anew.discard(command.group)
         self._wait(group, -1)
         self.admits[command.id] = (command, command.instance)
         self.keys[command.group, command.sample] = command.id
