@@ -246,6 +246,16 @@ def test_the_exit_code_says_how_a_run_ended(wire: FakeWire, outcome: Outcome, co
     done = call("train", QUICKSTART)
     assert done.exit_code == code
     assert says in done.output
+    assert "paceline doctor" not in done.output, "there is no run directory"
+
+
+def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "ledger.sqlite").touch()
+    wire.outcome = Outcome(False, "group 3 could not be rewarded: no", 1, 2)
+    done = call("train", QUICKSTART, f"run.dir={tmp_path / 'a run'}")
+    assert f"paceline doctor '{tmp_path / 'a run'}'" in done.stderr
+    assert f"paceline train '{tmp_path / 'a run'}'/config.toml --resume" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,28 @@ def test_after_every_event_the_account_counts_what_the_machine_counts(seed: int)
             assert of_account(fold) == of_machine(machine), record
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_frontier_and_window_of_the_account_are_those_that_the_machine_goes_by(seed: int) -> None:
+    chosen, trace = arbitrary(seed)
+    machine, fold = Machine(chosen), Account(chosen)
+    due: list[c.Command] = []
+    for now, record in trace.records:
+        if not due and not isinstance(record, c.Command):
+            due = machine.step(record, now)
+        else:
+            due.pop(0)
+        fold.feed(record, now)
+        scene = fold.scene
+        if due or machine.stopped:
+            continue
+        if scene.limit is None:
+            assert not machine._intake.rounds or scene.frontier == machine._admission.frontier
+        else:
+            unconsumed = scene.unconsumed + sum(request.count for request in scene.open[c.RequestPrompts].values())
+            assert unconsumed <= scene.limit
+            assert machine._intake.wanted() == max(0, min(scene.limit, scene.needed) - unconsumed)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_states_sum_to_the_time_that_passed_in_every_row_and_in_all(seed: int) -> None:
     chosen, trace = arbitrary(seed)

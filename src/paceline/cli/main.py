@@ -74,7 +74,7 @@ def train(
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             outcome = wire().train(config, resume=resume, on_progress=show)
-        raise typer.Exit(tell_outcome(outcome, show.history.summary(), out, err))
+        raise typer.Exit(tell_outcome(outcome, show.history.summary(), config.run.dir, out, err))
 
 
 @app.command()
