@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.types.errors import StorageError
@@ -47,7 +47,8 @@ def append_line(path: Path, line: bytes) -> None:
             while left:  # a nearly full disk takes a part
                 left = left[file.write(left) :]
         except OSError:
-            file.truncate(size)
+            with suppress(OSError):  # the error to tell is the first
+                file.truncate(size)
             raise
 
 
