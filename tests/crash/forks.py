@@ -46,7 +46,7 @@ def play(root: Path, name: str, seed: int, kills: int) -> int:
         if child == 0:
             try:
                 live(root, name, random.Random(f"{seed} {name} {number}"))
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - the end of this process, whatever it is
                 traceback.print_exc()
             finally:
                 os._exit(3)

@@ -50,7 +50,7 @@ async def test_what_the_matrix_counts_finds_a_lost_and_a_repeated_group(tmp_path
     assert crash.repeated_or_lost(tmp_path, 3) == []
     assert crash.repeated_or_lost(tmp_path, 4) == ["updates [1, 2, 3] were made, and the last checkpoint holds 3; 4 were asked for"]
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as database:
-        database.execute("""UPDATE records SET json = replace(json, '"group": 2', '"group": 3') WHERE kind = 'Terminal'""")
+        database.execute("""UPDATE records SET json = replace(json, '"group":2', '"group":3') WHERE kind = 'Terminal'""")
     assert crash.repeated_or_lost(tmp_path, 3) == ["lost: group 2 has no terminal state", "repeated: group 3 ended 2 times"]
     for segment in (tmp_path / "trajectories").iterdir():
         segment.unlink()

@@ -238,7 +238,7 @@ def _explained(rundir: RunDir, parts: Mapping[str, RowTask]) -> dict[str, Callab
         try:
             kept = json.loads(rundir.rows.read_text())[name]
             return changed_rows({int(row): digest for row, digest in kept.items()}, parts[name].digests)
-        except (OSError, ValueError, KeyError, AttributeError):  # the fingerprints are all that is known then
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the fingerprints are all that is known then
             return ""
 
     how = {f"contents of task {name}": partial(_rows, name) for name in parts}
