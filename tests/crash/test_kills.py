@@ -37,12 +37,18 @@ def test_a_deterministic_run_whose_processes_are_killed_one_after_the_other_ends
     crash.prepare(tmp_path)
     words = [str(tmp_path / "tiny.toml"), "run.updates=8", "rollout.max_tokens=24"]
     serial, pipelined = ([*words, f"schedule.preset={name}", *crash.PRESETS[name]] for name in ("serial", "pipelined"))
-    seconds, bits = crash.reference_of(tmp_path, "tiny", "serial", serial, 8)
-    kills = [crash.Kill(who, aim, 0.01) for who, aim in (("trainer", "checkpoint"), ("engine", "publish"), ("controller", "checkpoint"))]
-    game = crash.play(crash.Game("test", "pipelined", pipelined, 8, 4, "0", kills), tmp_path / "run", bits, seconds)
-    assert game.faults == []
-    assert game.equal
-    assert [kill.hit for kill in game.kills] == ["checkpoint", "publish", "checkpoint"]
+    undisturbed = crash.Process(tmp_path / "undisturbed", serial, tmp_path / "undisturbed.log")
+    try:
+        kills = [
+            crash.Kill(who, aim, 0.01) for who, aim in (("trainer", "checkpoint"), ("engine", "publish"), ("controller", "checkpoint"))
+        ]
+        game = crash.play(crash.Game("test", "pipelined", pipelined, 8, 4, "0", kills), tmp_path / "run", None, 30.0)
+        assert game.faults == []
+        assert [kill.hit for kill in game.kills] == ["checkpoint", "publish", "checkpoint"]
+        assert undisturbed.wait() == 0, undisturbed.said()
+        assert crash.bits(tmp_path / "run", 8) == crash.bits(tmp_path / "undisturbed", 8)
+    finally:
+        undisturbed.end()
 
 
 async def test_what_the_matrix_counts_finds_a_lost_and_a_repeated_group(tmp_path: Path) -> None:

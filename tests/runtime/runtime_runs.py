@@ -121,8 +121,8 @@ class Run:
             async with asyncio.timeout(20):
                 return await self._live()
         finally:
-            self.ledger.close()
             self.rundir.close()
+            self.ledger.close()
             for worker in self.pool.workers.values():
                 with pytest.raises(WorkerLost):
                     await worker.call("info")
