@@ -19,6 +19,8 @@ from paceline.runtime.ledger import unused
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
+ASIDE = re.compile(r"\..+\.\d+\.tmp")
+"""What `durable.whole` and the export of a model write to before it gets its name; the number is a process id."""
 ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
 EXPLAINS = "task."
@@ -132,9 +134,9 @@ class RunDir:
             if not final.exists():
                 replaced.rename(final)
         for leftover in self.checkpoints.glob(".*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
         for place in (self.root, self.trajectories, self.tracking):
-            for leftover in place.glob(".*.tmp"):
+            for leftover in filter(lambda path: ASIDE.fullmatch(path.name), place.glob(".*.tmp")):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for passing in (self.weights, self.moves):
             shutil.rmtree(passing)
