@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -346,7 +347,7 @@ def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds
     until = time.monotonic() + (kill.delay if place is None else seconds)
     hit = kill.aim if place is None else "time"
     while time.monotonic() < until and process.code() is None:
-        if place is not None and next((run / place[0]).glob(place[1]), None) is not None:
+        if place is not None and _under_way(run / place[0], place[1]):
             hit = kill.aim
             time.sleep(kill.delay)
             break
@@ -359,6 +360,13 @@ def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds
             os.kill(pid, signal.SIGKILL)
             return
         time.sleep(STEP_S)
+
+
+def _under_way(directory: Path, pattern: str) -> bool:
+    try:
+        return any(fnmatch(name, pattern) for name in os.listdir(directory))
+    except OSError:  # it is being emptied
+        return False
 
 
 def _check(game: Game, run: Path, reference: Mapping[str, str] | None) -> None:
