@@ -239,14 +239,15 @@ class Process:
         return rng.choice(found)[1] if found else None
 
     def _workers(self) -> Iterator[tuple[str, int]]:
-        for children in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+        """What runs as its child and writes a log of the run."""
+        for process in Path("/proc").glob("[0-9]*"):
             try:
-                for pid in children.read_text().split():
-                    log = Path(os.readlink(f"/proc/{pid}/fd/1"))
-                    if log.parent == self.run / "logs":
-                        yield log.stem, int(pid)
+                log = Path(os.readlink(process / "fd" / "1"))
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:  # it ended meanwhile
                 continue
+            if log.parent == self.run / "logs" and parent == self._process.pid:
+                yield log.stem, int(process.name)
 
 
 # --- games
