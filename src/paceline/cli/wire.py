@@ -136,17 +136,17 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
 
     with Ledger(rundir.ledger) as ledger:
         try:
-            stop, session = await lives.run(ledger, _session)
+            stop, life = await lives.run(ledger, _session)
         except Exception as error:  # whatever it is, `paceline doctor` tells it later
             notices.add(str(error) or repr(error), fatal=True)
             raise
     return Outcome(
         ok=stop.ok,
         reason=stop.reason,
-        update=session.recorder.update,
+        update=life.recorder.update,
         total=schedule.total_updates,
-        interrupted=session.interrupted and (session.recorder.update < schedule.total_updates or not session.exported),
-        model=str(rundir.model) if session.exported else "",
+        interrupted=life.interrupted and (life.recorder.update < schedule.total_updates or not life.exported),
+        model=str(rundir.model) if life.exported else "",
         resumable=rundir.latest_checkpoint() is not None,
     )
 
