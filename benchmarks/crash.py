@@ -12,7 +12,7 @@ ended is continued with `paceline train --resume`, one that replaced its worker 
     bits      serial and pipelined run in deterministic mode: trainer state and model equal those of a run without kills, bit for bit
 
 `seconds` is the time from a kill to the first end of a trajectory that was admitted after it and belongs to the run as it stands.
-Usage: python benchmarks/crash.py [--games 40] [--kills 5] [--real 5] [--seed 0] [--presets serial ...] [--runs DIR]
+Usage: python benchmarks/crash.py [--games 40] [--kills 5] [--real 5] [--emulated 0] [--seed 0] [--presets serial ...] [--runs DIR]
 One line per finished game goes to DIR/games.jsonl; the same command continues it. Runs that fail a check stay in DIR, with what is needed
 to play them again.
 """
@@ -51,6 +51,7 @@ from paceline.runtime.ledger import LedgerReader, Record
 from paceline.runtime.rundir import RunDir, read_origin
 from paceline.trackers.jsonl import read as read_metrics
 
+MODELS = ("emulated", "tiny", "real")
 WHO = ("controller", "engine", "trainer", "reward")
 STEP_S = 0.001
 """Between two looks at what a run does."""
@@ -59,13 +60,6 @@ PATIENCE_S = 300.0
 PLACES = {"checkpoint": ("checkpoints", ".step-*"), "publish": ("weights", ".version-*"), "move": ("moves", "move-*")}
 """What lies in the run directory while something is under way."""
 COMMON = """
-[task]
-kind = "file"
-path = "{root}/rows.jsonl"
-gold_column = "answer"
-[[reward]]
-kind = "function"
-function = "{root}/reward.py:length"
 [run]
 checkpoint_every = 2
 [pool]
@@ -75,6 +69,15 @@ trainer_restarts = 20
 [rollout]
 slots = 16
 max_prompt_tokens = 100
+"""
+TASK = """
+[task]
+kind = "file"
+path = "{root}/rows.jsonl"
+gold_column = "answer"
+[[reward]]
+kind = "function"
+function = "{root}/reward.py:length"
 """
 TINY = """
 max_tokens = 64
@@ -87,6 +90,19 @@ groups_per_update = 4
 [trainer]
 learning_rate = 1e-3
 warmup_updates = 0
+"""
+EMULATED = """
+engine = "emulated"
+max_tokens = 800
+[task]
+kind = "synthetic"
+size = 40
+[schedule]
+group_size = 4
+groups_per_update = 4
+[emulated]
+time_scale = 20.0
+mean_tokens = 100.0
 """
 REAL = """
 max_tokens = 24
@@ -389,7 +405,7 @@ def prepare(root: Path) -> None:
         write_tiny(root / "model")
     (root / "reward.py").write_text(REWARD)
     (root / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"say hello {i}", "answer": str(i)}) for i in range(40)))
-    for name, settings in (("tiny", TINY), ("real", REAL)):
+    for name, settings in (("tiny", TINY + TASK), ("emulated", EMULATED), ("real", REAL + TASK)):
         (root / f"{name}.toml").write_text((COMMON + settings).format(root=root))
 
 
@@ -420,13 +436,17 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
     file = root / "games.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     played = {line["key"]: line for line in lines}
-    models = (("tiny", args.games, args.kills, args.updates), ("real", args.real, 1, args.real_updates))
+    models = (
+        ("emulated", args.emulated, args.kills, args.updates),
+        ("tiny", args.games, args.kills, args.updates),
+        ("real", args.real, 1, args.real_updates),
+    )
     for model, games, kills, updates in models:
         for number in range(games):
             preset = args.presets[number % len(args.presets)]
             turn = number // len(args.presets)
             words = [str(root / f"{model}.toml"), f"schedule.preset={preset}", f"run.updates={updates}", *PRESETS[preset]]
-            if model == "real":
+            if model != "tiny":
                 words = [word for word in words if word != "run.deterministic=true"]
             without = f"{model} {preset} without kills, {updates} updates"
             if without not in played:
@@ -458,7 +478,7 @@ def _keep(file: Path, played: dict[str, Any], line: dict[str, Any]) -> None:
 
 def figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the games say, for each model."""
-    return {model: _figures([game for game in games if game["key"].startswith(model)]) for model in ("tiny", "real")}
+    return {model: _figures([game for game in games if game["key"].startswith(model)]) for model in MODELS}
 
 
 def _figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -496,7 +516,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", type=int, default=40, help="on the tiny model")
-    parser.add_argument("--kills", type=int, default=5, help="in a game on the tiny model")
+    parser.add_argument("--emulated", type=int, default=0, help="games of the emulated engine, whose processes start without torch")
+    parser.add_argument("--kills", type=int, default=5, help="in a game, but for the real model")
     parser.add_argument("--real", type=int, default=5, help="games of one kill on the real model")
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--real-updates", type=int, default=6)
@@ -509,9 +530,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Play, write the evidence, and fail if a game did."""
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way ends with it
     with measured("crash") as found:
         found |= campaign(args)
-    return 1 if any(found[model]["games_with_a_fault"] for model in ("tiny", "real")) else 0
+    return 1 if any(found[model]["games_with_a_fault"] for model in MODELS) else 0
 
 
 if __name__ == "__main__":
