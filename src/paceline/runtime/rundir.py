@@ -249,15 +249,19 @@ def check_identity(
     explain: name of a part -> how it differs, in words, where its values say nothing.
     """
     changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
-    if all(name.startswith(EXPLAINS) for name in changed):
+    if all(map(_explains, changed)):
         return
     causes = [name for name in changed if name != FOLLOWS]
-    shown = changed if all(name.startswith(EXPLAINS) for name in causes) else causes
+    shown = changed if all(map(_explains, causes)) else causes
     words = {name: how() for name, how in (explain or {}).items() if name in shown}
     lines = [f"  {name}: {words.get(name) or f'{saved.get(name)} -> {present.get(name)}'}" for name in shown]
     raise CheckpointError(
         "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
     )
+
+
+def _explains(name: str) -> bool:
+    return name.startswith(EXPLAINS)
 
 
 def write_durably(path: Path, content: bytes) -> None:
