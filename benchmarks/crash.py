@@ -311,10 +311,12 @@ def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> 
     while len(deck) < (number + 1) * kills:
         deck += rng.sample(WHO, len(WHO))
     rng = random.Random(f"{seed} {preset} {number}")
+    moments = sorted(rng.uniform(0, seconds) for _ in range(kills))
+    gaps = [moment - before for before, moment in zip([0.0, *moments], moments, strict=False)]
     found = []
-    for who in deck[number * kills :][:kills]:
+    for who, gap in zip(deck[number * kills :][:kills], gaps, strict=True):
         aim = rng.choice(aims)
-        found.append(Kill(who, aim, rng.uniform(0, seconds) if aim == "time" else rng.uniform(0, 0.02)))
+        found.append(Kill(who, aim, gap if aim == "time" else rng.uniform(0, 0.02)))
     return found
 
 
