@@ -119,7 +119,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
 
     def _session(lineage: Lineage) -> Session:
         notices.lineage = lineage.id
-        session = Session(
+        session: Session = Session(
             pool=pool,
             workers=workers,
             settings=_settings(config, task),
