@@ -247,6 +247,9 @@ class PoolConfig(Section):
     """A worker that does not answer for this many seconds is lost."""
     train_timeout_s: float = Field(default=7200.0, gt=0)
     """The same for the trainer while it computes a dispatch or a step: it answers when all groups of the dispatch are done."""
+    trainer_restarts: int = Field(default=3, ge=0)
+    """Lost trainers in a row, without a new checkpoint between them, after which the run still goes on by itself: from its last
+    checkpoint, or from the beginning. 0 = a lost trainer ends the run. Other workers are replaced where they stood."""
 
 
 class EvalConfig(Section):
