@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from evidence import measured
+from evidence import Quiet, measured
 from paceline.algo.logprobs import token_logprobs
 from paceline.config.load import load as load_config
 from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
@@ -120,8 +120,9 @@ def main() -> None:
         result = {}
         for dtype in arguments.dtypes:
             config = load_config(RECIPE, [f"model.dtype={dtype}"])
-            gaps, what = differences(config, tokens)
-            result[dtype] = what | figures_of(gaps, (config.algorithm.clip_low, config.algorithm.clip_high))
+            with Quiet() as quiet:
+                gaps, what = differences(config, tokens)
+            result[dtype] = what | figures_of(gaps, (config.algorithm.clip_low, config.algorithm.clip_high)) | {"other_load": quiet.found}
             print(dtype, json.dumps(result[dtype]), flush=True)
         return result
 
