@@ -199,9 +199,9 @@ class _Decoding:
         self._logs.exp_()
         for end in self._ends:
             torch.bmm(end.weights, end.values[layer], out=end.results)
-        shares = self._sums.index_select(0, self._merge).view(n * heads, 1, -1).softmax(dim=-1)
-        parts = self._results.index_select(0, self._merge).view(n * heads, -1, d)
-        return torch.bmm(shares, parts).view(n, heads, d).to(q.dtype)
+        shares = self._sums.index_select(0, self._merge).view(-1, n * heads, 1).softmax(dim=0)
+        parts = self._results.index_select(0, self._merge).view(-1, n * heads, d)
+        return parts.mul_(shares).sum(dim=0).view(n, heads, d).to(q.dtype)
 
 
 def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,15 +219,15 @@ def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int, dtype: t
 
 
 def _merging(entries: Sequence[list[tuple[int, int]]], nothing: int, kv_heads: int, repeats: int) -> torch.Tensor:
-    """What each query head merges, [n x heads x most pages of a row], from each row's lines: (that of KV head 0, step to the next).
+    """What each query head merges, [most pages of a row x n x heads], from each row's lines: (that of KV head 0, step to the next).
 
     nothing: the line of weight zero.
     """
     longest = max(map(len, entries))
     filled = torch.tensor([found + [(nothing, 0)] * (longest - len(found)) for found in entries])
-    first, step = filled[:, None].unbind(dim=-1)
-    lines = first + step * torch.arange(kv_heads)[:, None]
-    return (lines[:, :, None] * repeats + torch.arange(repeats)[:, None]).flatten()
+    first, step = filled.transpose(0, 1)[:, :, None].unbind(dim=-1)
+    lines = first + step * torch.arange(kv_heads)
+    return (lines[..., None] * repeats + torch.arange(repeats)).flatten()
 
 
 def _sharing(tracks: Sequence[Track]) -> list[_Use]:
