@@ -146,8 +146,11 @@ class TorchTrainer:
         return report
 
     def publish(self, version: int, location: str) -> WeightsRef:
-        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference."""
-        checksum = write_tensors(self._weights.items(), Path(location), self._serving)
+        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference.
+
+        It is not synced: engines that live read it, and a resumed run publishes anew.
+        """
+        checksum = write_tensors(self._weights.items(), Path(location), self._serving, synced=False)
         self._published = WeightsRef(version=version, fingerprint=checksum)
         self._counters = replace(self._counters, version=version)
         return self._published
