@@ -28,6 +28,67 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [T, n, d] by angles [T, 1, d]; pairs are (i, i + d/2); cos and sin are wider than x where x is bfloat16."""
+    if x.requires_grad and torch.is_grad_enabled():
+        turned: torch.Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        return turned
+    return _rotated(x, cos, sin)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation, whose gradient is turned back; nothing of x is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """As `rotate`."""
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """By the negative angle: both halves of cos and of sin are equal."""
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, -sin), None, None
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2 x inner], gate beside up -> silu(gate) * up [T, inner]."""
+    if gate_up.requires_grad and torch.is_grad_enabled():
+        product: torch.Tensor = _Gated.apply(gate_up)  # type: ignore[no-untyped-call]
+        return product
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class _Gated(torch.autograd.Function):
+    """Keeps its input alone and makes silu(gate) again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        """As `gated`."""
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        """Both halves next to each other."""
+        (gate_up,), (grad,) = ctx.saved_tensors, grads
+        gate, up = gate_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_up)
+        for_gate, for_up = result.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=for_gate)
+        torch.mul(grad, F.silu(gate), out=for_up)
+        return result
+
+
 def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn.Linear:
     """A linear layer with uninitialised storage of the dtype and device of `like`."""
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta", dtype=like.dtype)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.models.kernels import Head, Projection, bare_linear, norm
+from paceline.models.kernels import Head, Projection, bare_linear, gated, norm, rotate
 from paceline.models.packed import Attend, Shape
 from paceline.models.store import copy_into
 from paceline.types.errors import ModelError
@@ -134,17 +134,11 @@ class Attention(nn.Module):
         rows = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
-            q, k = _rotate(self.q_norm(q), cos, sin), _rotate(self.k_norm(k), cos, sin)
+            q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
         else:
             turned, v = torch.split(rows, [heads + kv_heads, kv_heads], dim=1)
-            q, k = torch.split(_rotate(turned, cos, sin), [heads, kv_heads], dim=1)
+            q, k = torch.split(rotate(turned, cos, sin), [heads, kv_heads], dim=1)
         return self.out(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of x [T, n, d]; the pairs are (i, i + d/2); cos and sin are wider than x where x is bfloat16."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    return (torch.cat((first, second), -1) * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
 class Feedforward(nn.Module):
@@ -161,8 +155,7 @@ class Feedforward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, width] -> [T, width]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(gated(self.gate_up(x)))
 
 
 class Block(nn.Module):
