@@ -1,10 +1,11 @@
 """One update of paceline against one of TRL's GRPOTrainer: seconds of generation and of training, and peak memory.
 
 Both sides: the same model, prompts, group size, AdamW (fused), threads, float32 weights computed in bfloat16, every completion exactly
-max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. Memory is
-the peak of the proportional set size, summed over all processes of a side. TRL gets the fastest of the settings in TRIED on this machine,
-measured first, and an environment of its own (made at --venv if it is not there). The ceiling, measured beside it, is what dense products
-and reading the weights would take at this machine's speed. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
+max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. An update's
+seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
+engine. Memory is the peak of the proportional set size, summed over all processes of a side. TRL gets the fastest of the settings in TRIED
+on this machine, measured first, and an environment of its own (made at --venv if it is not there). The ceiling, measured beside it, is what
+dense products and reading the weights would take at this machine's speed. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
 """
 
 from __future__ import annotations
@@ -131,8 +132,9 @@ def ours(job: Job, scratch: Path) -> dict[str, Any]:
 
 
 def _row(row: dict[str, Any]) -> dict[str, float]:
+    """Of an update: `seconds` is all the time since the update before, publishing, loading, rewards and waiting included."""
     training = row["train_seconds"] + row["publish_seconds"]
-    return {"seconds": row["rollout_seconds"] + training, "generation": row["rollout_seconds"], "training": training}
+    return {"seconds": row["step_time"], "generation": row["rollout_seconds"], "training": training}
 
 
 def _threads(job: Job) -> dict[str, str]:
