@@ -92,10 +92,11 @@ class _Normalised(torch.autograd.Function):
         """Of each log-prob: one-hot minus softmax, over its own set."""
         weights, kept_weights, ids = ctx.saved_tensors
         full, kept, _ = grads
+        # In place: nobody else holds these probabilities, and a second tensor of this size would double what a chunk takes.
         if kept_weights is None:
-            out = weights * -(full + kept)[:, None]
+            out = weights.mul_(-(full + kept)[:, None])
         else:
-            out = (weights * -full[:, None]).addcmul_(kept_weights, kept[:, None], value=-1)
+            out = weights.mul_(-full[:, None]).addcmul_(kept_weights, kept[:, None], value=-1)
         return out.scatter_add_(-1, ids[:, None], (full + kept)[:, None]), None, None, None
 
 

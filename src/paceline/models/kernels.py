@@ -28,7 +28,7 @@ _ROWS_HINT = 64
 
 def _recorded(*tensors: torch.Tensor) -> bool:
     """Whether a backward pass will ask for what is computed from `tensors`. A compiler decides by itself what it keeps for that."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
