@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,8 @@ def prompts(job: Job) -> list[str]:
     return [texts[i % len(texts)] for i in range(job.groups * job.updates)]
 
 
-def pss(root: int) -> int:
-    """Proportional set size of a process and all its descendants, bytes."""
+def pss(root: int) -> dict[str, int]:
+    """Proportional set size of a process and all its descendants, bytes by the names of the files that they log to."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -85,27 +86,28 @@ def pss(root: int) -> int:
     family = {root}
     while grown := {child for child, parent in parents.items() if parent in family} - family:
         family |= grown
-    total = 0
+    found: Counter[str] = Counter()
     for pid in family:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            name = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
-    return total
+        found[name] += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+    return dict(found)
 
 
 def watched(command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """Run a command to its end: peak memory and how busy others were. RuntimeError with the end of its log if it fails."""
-    peak = 0
+    peak: dict[str, int] = {}
     with Quiet() as quiet, log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output)
         while process.poll() is None:
-            peak = max(peak, pss(process.pid))
+            peak = max(peak, pss(process.pid), key=lambda found: sum(found.values()))
             time.sleep(0.3)
     if process.returncode:
         raise RuntimeError(f"{command}: {log.read_text()[-2000:]}")
-    return {"peak_pss_bytes": peak, "other_load": quiet.found}
+    return {"peak_pss_bytes": sum(peak.values()), "peak_by_process": peak, "other_load": quiet.found}
 
 
 def trl(job: Job, python: Path, scratch: Path, settings: dict[str, Any]) -> dict[str, Any]:
