@@ -10,21 +10,16 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises.
-
-    Without `durable` a crash of the machine may damage it, one of this process cannot.
-    """
+def whole(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield aside
-        if durable:
-            sync(aside)
+        sync(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    if durable:
-        sync(path.parent)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

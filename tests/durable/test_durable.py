@@ -11,11 +11,10 @@ def listed(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_file_appears_when_the_block_ends_and_replaces_an_older_one(tmp_path: Path, durable: bool) -> None:
+def test_a_file_appears_when_the_block_ends_and_replaces_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content in ("old", "new"):
-        with whole(path, durable=durable) as aside:
+        with whole(path) as aside:
             aside.write_text(content)
             assert not path.exists() or path.read_text() == "old"
     assert path.read_text() == "new"

@@ -46,13 +46,10 @@ def fingerprint(named: Named) -> str:
     return digest.hexdigest()
 
 
-def write_tensors(named: Named, path: Path, dtype: torch.dtype, *, durable: bool = True) -> str:
-    """Write the tensors in `dtype` as one safetensors file, complete or absent; `durable`: on disk when this returns, which takes its time.
-
-    Returns their fingerprint.
-    """
+def write_tensors(named: Named, path: Path, dtype: torch.dtype) -> str:
+    """Write the tensors in `dtype` as one safetensors file: complete or absent, on disk when this returns. Returns their fingerprint."""
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
-    with whole(path, durable=durable) as aside:
+    with whole(path) as aside:
         save_file(tensors, aside, metadata={"format": "pt"})
         aside.chmod(0o644)
     return fingerprint(tensors.items())

@@ -148,11 +148,8 @@ class TorchTrainer:
         return report
 
     def publish(self, version: int, location: str) -> WeightsRef:
-        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference.
-
-        Not synced to the disk: a crash of the machine ends the run, and a resumed one publishes anew.
-        """
-        checksum = write_tensors(self._weights.items(), Path(location), self._serving, durable=False)
+        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference."""
+        checksum = write_tensors(self._weights.items(), Path(location), self._serving)
         self._published = WeightsRef(version=version, fingerprint=checksum)
         self._counters = replace(self._counters, version=version)
         return self._published
