@@ -14,6 +14,10 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 """[n, width] -> logits [n, vocabulary] in float32 (float64 for float64); `PackedModel.logits`."""
 
 
+_ROWS = 16
+"""Rows of logits that are looked at together where a pass over all of them would need another tensor of their size."""
+
+
 class TokenScores(NamedTuple):
     """Per token, natural logarithms, float32 (float64 for float64), each [N]."""
 
@@ -116,6 +120,7 @@ def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
 
 def _entropy(scaled: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """-sum p log p of rows [n, vocabulary] with logsumexp [n] -> [n]."""
-    # 0 x -inf is 0 here; the product of two matrices adds up without a tensor of this size.
-    finite = scaled if bool(scaled.amin().isfinite()) else scaled.clamp(min=torch.finfo(scaled.dtype).min)
-    return total - torch.bmm(weights[:, None], finite[:, :, None])[:, 0, 0]
+    # 0 x -inf is 0 here. A few rows at a time stay in the processor's cache, and no further tensor of this size is needed.
+    least = torch.finfo(scaled.dtype).min
+    pieces = zip(scaled.split(_ROWS), weights.split(_ROWS), strict=True)
+    return total - torch.cat([(rows.clamp(min=least) * shares).sum(-1) for rows, shares in pieces])

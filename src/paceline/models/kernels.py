@@ -255,24 +255,22 @@ class Head:
 
 
 class _HeadProduct(torch.autograd.Function):
-    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result, forward and backward."""
+    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result. Gradients are products of bfloat16, as everywhere."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """hidden [N, width] bfloat16, weight [vocabulary, width], rounded its bfloat16 values in float32 -> [N, vocabulary]."""
-        ctx.save_for_backward(hidden, rounded)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(hidden, weight)
         with bfloat16_products():
             return F.linear(hidden.float(), rounded)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients in the dtypes of hidden and weight."""
-        hidden, rounded = ctx.saved_tensors
-        (grad,) = grads
-        with bfloat16_products():
-            for_hidden = (grad @ rounded).to(hidden.dtype) if ctx.needs_input_grad[0] else None
-            for_weight = (grad.t() @ hidden.float()).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        hidden, weight = ctx.saved_tensors
+        grad = grads[0].to(hidden.dtype)
+        for_hidden = grad @ weight.to(hidden.dtype) if ctx.needs_input_grad[0] else None
+        for_weight = (grad.t() @ hidden).to(weight.dtype) if ctx.needs_input_grad[1] else None
         return for_hidden, for_weight, None
 
 
