@@ -122,5 +122,5 @@ def _entropy(scaled: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -
     """-sum p log p of rows [n, vocabulary] with logsumexp [n] -> [n]."""
     # 0 x -inf is 0 here. A few rows at a time stay in the processor's cache, and no further tensor of this size is needed.
     least = torch.finfo(scaled.dtype).min
-    pieces = zip(scaled.split(_ROWS), weights.split(_ROWS), strict=True)
+    pieces = zip(torch.split(scaled, _ROWS), torch.split(weights, _ROWS), strict=True)
     return total - torch.cat([(rows.clamp(min=least) * shares).sum(-1) for rows, shares in pieces])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -220,10 +219,10 @@ class _Product(torch.autograd.Function):
         weights, biases = parts[: ctx.count], parts[ctx.count :]
         for_x = grad @ _joined(weights, grad.dtype) if ctx.needs_input_grad[0] else None
         for_weights = grad.t() @ (x if ctx.make is None else ctx.make(x))
-        found = [for_weights.to(weights[0].dtype).split([weight.shape[0] for weight in weights])]
+        found = [*torch.split(for_weights.to(weights[0].dtype), [weight.shape[0] for weight in weights])]
         if biases:
-            found.append(grad.sum(0).to(biases[0].dtype).split([bias.shape[0] for bias in biases]))
-        return for_x, None, None, None, *itertools.chain(*found)
+            found += torch.split(grad.sum(0).to(biases[0].dtype), [bias.shape[0] for bias in biases])
+        return for_x, None, None, None, *found
 
 
 class Head:

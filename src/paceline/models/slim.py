@@ -229,7 +229,7 @@ class SlimDecoder(nn.Module):
         result: torch.Tensor = self.model.norm(x)
         return result
 
-    def _layer(self, block: Block, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def _layer(self, block: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
         attended = attend(block.self_attn.layer, *self._before(block, x, cos, sin))
         result: torch.Tensor = self._after(block, x, attended)
         return result
