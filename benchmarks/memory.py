@@ -46,15 +46,16 @@ CASES: Mapping[str, Sequence[str]] = {
 
 
 class Peak:
-    """A worker's body, which writes its process's largest resident set to a file when it ends."""
+    """A worker's body that writes its process's largest resident set to a file after every call: some workers are killed in the end."""
 
     def __init__(self, body: WorkerBody, out: str) -> None:
-        self.call, self.tick, self._close, self._out = body.call, body.tick, body.close, Path(out)
+        self._call, self.tick, self.close, self._out = body.call, body.tick, body.close, Path(out)
 
-    def close(self) -> None:
+    def call(self, method: str, *arguments: Any) -> Any:
         """As the body; `ru_maxrss` is in KiB on Linux."""
-        self._close()
+        answer = self._call(method, *arguments)
         self._out.write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+        return answer
 
 
 def body(spec: WorkerSpec, out: str) -> Peak:
