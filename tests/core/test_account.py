@@ -18,7 +18,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row, account
 from paceline.core.account.causes import ROLLOUT, TRAINER, empty_slot, trainer
-from paceline.core.account.scene import OPEN, READY, TAKEN
+from paceline.core.account.members import OPEN, READY, TAKEN
 from paceline.core.account.tally import Tally, Window, mean, shares
 from paceline.core.machine import Machine
 from paceline.core.schedule import Preset, Resume, Schedule

@@ -15,7 +15,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row
 from paceline.core.account.causes import trainer
-from paceline.core.account.scene import READY
+from paceline.core.account.members import READY
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.schedule import Resume, Schedule
