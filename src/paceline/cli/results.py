@@ -33,7 +33,8 @@ def tell_outcome(outcome: Outcome, summary: Sequence[str], run: str, out: Consol
     for line in summary:
         plain(out, line)
     if outcome.model:
-        plain(out, f"model: {outcome.model}")
+        pretended = f"no model: nothing was learnt, {outcome.model} holds the counters of an emulated trainer"
+        plain(out, pretended if outcome.emulated else f"model: {outcome.model}")
     if not outcome.ok:
         for line in way_on(run):
             plain(err, line)

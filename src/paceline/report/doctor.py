@@ -95,6 +95,10 @@ class _Replayed:
         """Whether it began and has not come to its end."""
         return self.records > 0 and self.stop is None
 
+    def owed(self, now: float) -> tuple[Owed, ...]:
+        """What is waited for, of a run that the machine can follow to where it is."""
+        return tuple(_owed(self.replay.machine.waits(now), now)) if self.open and not self.fault else ()
+
 
 def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None = None) -> Diagnosis:
     """Look at a run directory: once at every record of its last lineage. `audited`: its audit, if it was made already, whose findings are
@@ -120,7 +124,7 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         headline=headline,
         facts=tuple(_facts(read, rundir, len(lineages))),
         trainer=TRAINER[trainer(read.scene)] if read.open else "",
-        owed=tuple(_owed(read.replay.machine.waits(now), now)) if read.open and not read.fault else (),
+        owed=read.owed(now),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
         notices=_told(notices),
         lineages=len(lineages),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -75,8 +75,13 @@ class RowTask:
         return digest.hexdigest()
 
     def contents(self) -> str:
-        """BLAKE2b over what the rows hold (number, question, gold, columns, messages), before any template."""
-        return _digest((p.row, p.text, p.gold, p.columns, p.messages) for p in self._prompts)
+        """BLAKE2b over the row numbers and `digests`."""
+        return _digest(self.digests)
+
+    @cached_property
+    def digests(self) -> dict[int, str]:
+        """Row number -> BLAKE2b over what the row holds (question, gold, columns, messages), before any template."""
+        return {p.row: _digest((p.text, p.gold, p.columns, p.messages)) for p in self._prompts}
 
     def excluding(self, questions: set[str]) -> RowTask:
         """The same task without the rows whose question text is in `questions` (of a held-out split), which `counts["excluded"]` counts.
@@ -191,11 +196,8 @@ def _identity(row: Row) -> str:
     return next((f" ({key} {row.columns[key]!r})" for key in ("id", "uid", "question_id") if key in row.columns), "")
 
 
-def _digest(values: Iterable[Any]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        digest.update(_canonical(value).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(_canonical(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _sort_key(seed: int, epoch: int, row: int) -> bytes:

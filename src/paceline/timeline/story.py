@@ -1,6 +1,7 @@
 """What there is to draw: a pure fold from records to items, each given out when it ends, so that a long ledger streams.
 
-What is open is bounded by what is in flight. Times are in seconds of the lineage's clock.
+What is open is bounded by what is in flight. Times are seconds since the first record: what workers
+took to start before it is no part of the story.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row
 from paceline.core.account.causes import trainer
-from paceline.core.account.scene import READY
+from paceline.core.account.members import READY
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.schedule import Resume, Schedule
@@ -185,7 +186,8 @@ class Story:
         self.rows: list[Row] = []
         """Stretches that have ended: updates and publish periods."""
         self._now = 0.0
-        self._began = False
+        self._origin: float | None = None
+        """When the first record was made, on the lineage's clock."""
         self._items: list[Item] = []
         self._groups: dict[int, GroupSpan] = {}
         self._at_home: dict[str, set[int]] = defaultdict(set)
@@ -204,10 +206,12 @@ class Story:
         """The last Level, without its time."""
 
     def feed(self, record: Event | Command, now: float) -> list[Item]:
-        """Take a record in, made at `now`; the items that end with it."""
-        if self._began and now > self._now:
+        """Take a record in, made at `now` on the lineage's clock; the items that end with it."""
+        self._origin = now if self._origin is None else self._origin
+        now -= self._origin
+        if now > self._now:
             self._look()
-        self._now, self._began = now, True
+        self._now = now
         if (tell := _TELLS.get(type(record))) is not None:
             tell(self, record)
         if (row := self.account.feed(record, now)) is not None:
