@@ -14,6 +14,7 @@ import torch
 from paceline.algo.counter import stream_key, uniforms
 from paceline.algo.sampling import Draw, Knobs, check, draw
 from paceline.config.memory import KV_PAGE
+from paceline.core.places import Places
 from paceline.engines import tiles
 from paceline.engines.attention import PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
@@ -22,13 +23,12 @@ from paceline.engines.scheduler import Job, Row, Scheduler, Step
 from paceline.engines.state import State, read, write
 from paceline.models.packed import LoadedModel, PackedModel
 from paceline.models.store import fingerprint
-from paceline.ports.moving import Carried
-from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn
 from paceline.types.errors import ConfigError, EngineError
+from paceline.types.moving import Carried
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 PREFILL_TOKENS = 512
 """A step prefills prompts up to this many tokens, at least one prompt: those who decode wait for it."""

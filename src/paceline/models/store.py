@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from paceline.durable import named as writing
 from paceline.durable import put_in_place, whole
 from paceline.models.packed import LoadedModel
-from paceline.types.errors import ModelError
+from paceline.types.errors import ModelError, StorageError
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _INDEX = "model.safetensors.index.json"
@@ -66,7 +67,10 @@ def write_tensors(named: Named, path: Path, dtype: torch.dtype, *, synced: bool 
     """
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
     with whole(path, synced=synced) as aside:
-        save_file(tensors, aside, metadata={"format": "pt"})
+        try:
+            save_file(tensors, aside, metadata={"format": "pt"})
+        except SafetensorError as error:  # the disk's errors come as the library's own
+            raise StorageError(f"{path}: {error}") from error
         aside.chmod(0o644)
     return fingerprint(tensors.items())
 
@@ -163,19 +167,27 @@ def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtyp
     `named` are weights of `loaded.model`, under its names. Config, tokenizer and templates come from `loaded.directory`.
     """
     aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    aside.mkdir(parents=True)
     try:
-        if isinstance(loaded.model, SavesItself):
-            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
-        else:
-            write_tensors(named, aside / "model.safetensors", dtype)
-        for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
-            if file.name not in _NOT_BESIDE:
-                shutil.copyfile(file, aside / file.name)
-        config = json.loads((aside / "config.json").read_text())
-        config.pop("torch_dtype", None)
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        with writing(directory):
+            _export(loaded, named, aside, dtype)
         put_in_place(aside, directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _export(loaded: LoadedModel, named: Named, aside: Path, dtype: torch.dtype) -> None:
+    aside.mkdir(parents=True)
+    if isinstance(loaded.model, SavesItself):
+        try:
+            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
+        except SafetensorError as error:
+            raise StorageError(f"{aside}: {error}") from error
+    else:
+        write_tensors(named, aside / "model.safetensors", dtype)
+    for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
+        if file.name not in _NOT_BESIDE:
+            shutil.copyfile(file, aside / file.name)
+    config = json.loads((aside / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
