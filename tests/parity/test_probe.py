@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
-from paceline.runtime.weights import BOUNDS, Difference, Probes, compare
+from paceline.runtime.weights import BOUNDS, ROUNDINGS, Difference, Probes, compare
 from paceline.trainers.torch_trainer import TorchTrainer
 
 torch.set_num_threads(1)
@@ -75,3 +76,15 @@ def test_a_stale_matrix_among_fresh_ones_is_found_once_what_it_misses_adds_up(pa
         pair.change(1e-2)
     assert fits[0]
     assert all(fits) == (not pair.stale)
+
+
+@pytest.mark.parametrize("louder", [1.0, 4.0])
+def test_what_bfloat16_loses_grows_with_the_logits_and_the_bound_with_it(louder: float, tmp_path: Path) -> None:
+    pair = Pair(tmp_path, stale=False)
+    with torch.no_grad():
+        pair.master["model.norm.weight"].mul_(louder)
+    assert pair.publish().fits
+    assert pair.before is not None
+    trainer, engine = (np.asarray(report.logprobs) for report in (pair.before.trainer, pair.before.engine))
+    assert 0.2 < np.abs(trainer - engine).mean() / pair.before.trainer.rounding < ROUNDINGS
+    assert louder == 1.0 or pair.before.trainer.rounding > BOUNDS["bfloat16"].mean

@@ -39,6 +39,8 @@ class PackedModel(Protocol):
     """A causal decoder over packed rows."""
 
     shape: Shape
+    compute: torch.dtype
+    """Of activations and products; may be another one from call to call where the stored weights are not of it."""
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T] int64, positions [T] int64 -> final hidden states after the last norm [T, width], compute dtype."""

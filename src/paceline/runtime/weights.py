@@ -23,6 +23,8 @@ from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
 
 PROBE_TOKENS = 64
+ROUNDINGS = 2.5
+"""How many times as far apart as the trainer's own rounding the two may be on average: both round, each in its own order."""
 MISSING = 0.75
 """An instance whose log-probs miss more than this share of the trainer's change since the version before computes with old weights."""
 
@@ -34,7 +36,7 @@ class Bounds:
     largest: float
     """Of any token."""
     mean: float
-    """Mean over the tokens of the absolute difference."""
+    """Mean over the tokens of the absolute difference. Where it is more, ROUNDINGS times what the trainer's log-probs lose by rounding."""
     moved: float
     """Mean absolute change of the trainer's log-probs above which the instance's must have changed too: smaller ones may be rounded off."""
 
@@ -42,7 +44,7 @@ class Bounds:
 BOUNDS: Mapping[str, Bounds] = {
     "float64": Bounds(1e-9, 1e-10, 1e-10),
     "float32": Bounds(1e-4, 3e-5, 1e-5),
-    "bfloat16": Bounds(1.0, 0.07, 1e-3),
+    "bfloat16": Bounds(1.0, 0.02, 1e-3),
 }
 """By compute dtype."""
 
@@ -163,7 +165,7 @@ def compare(now: Probes, before: Probes | None, bounds: Bounds) -> Difference:
         return Difference("a log-prob difference of the probe", float("inf"), bounds.largest)
     found = [
         Difference("the largest log-prob difference of the probe", float(gaps.max()), bounds.largest),
-        Difference("the mean log-prob difference of the probe", float(gaps.mean()), bounds.mean),
+        Difference("the mean log-prob difference of the probe", float(gaps.mean()), max(bounds.mean, ROUNDINGS * now.trainer.rounding)),
     ]
     if before is not None and (moved := float(_gaps(now.trainer, before.trainer).mean())) > bounds.moved:
         missing = 1 - float(_gaps(now.engine, before.engine).mean()) / moved

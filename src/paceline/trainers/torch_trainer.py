@@ -153,7 +153,8 @@ class TorchTrainer:
         return self._published
 
     def probe(self, ids: Sequence[int]) -> ProbeReport:
-        """Log-probs of ids[1:] at temperature 1 under the version last published (or the starting weights), in serving dtype.
+        """Log-probs of ids[1:] at temperature 1 under the version last published (or the starting weights), in serving dtype, and how far
+        they are from the same in float32.
 
         Ask before the next update: TrainerError once the weights have moved on, for those of the version exist only on disk.
         """
@@ -163,14 +164,23 @@ class TorchTrainer:
             raise TrainerError(f"probe after update {self._counters.update} moved the published weights: ask right after publish")
         if len(ids) < 2:
             raise TrainerError(f"a probe needs at least 2 tokens, got {len(ids)}")
-        tokens = torch.tensor(list(ids), device=self._device)
-        with torch.no_grad():
-            attend = block_attend([Block(len(ids), ())], self._model.shape.scale, self._device)
-            hidden = self._model.hidden(tokens, torch.arange(len(ids), device=self._device), attend)
-            logp = token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk).logp
+        logprobs, serving = self._probed(ids), self._model.compute
+        try:
+            self._model.compute = torch.promote_types(serving, torch.float32)
+            rounding = 0.0 if self._model.compute == serving else float((logprobs - self._probed(ids)).abs().mean())
+        finally:
+            self._model.compute = serving
         served = ((name, weight.to(self._serving)) for name, weight in self._weights.items())
         checksum = self._published.fingerprint if self._published else fingerprint(served)
-        return ProbeReport(version, checksum, tuple(logp.tolist()), perf_counter() - started)
+        return ProbeReport(version, checksum, tuple(logprobs.tolist()), perf_counter() - started, rounding)
+
+    @torch.no_grad()
+    def _probed(self, ids: Sequence[int]) -> torch.Tensor:
+        """Log-probs of ids[1:] in the model's present compute dtype, [n - 1]."""
+        tokens = torch.tensor(list(ids), device=self._device)
+        attend = block_attend([Block(len(ids), ())], self._model.shape.scale, self._device)
+        hidden = self._model.hidden(tokens, torch.arange(len(ids), device=self._device), attend)
+        return token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk).logp
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory (config, tokenizer, safetensors in serving dtype) that AutoModelForCausalLM loads."""

@@ -32,6 +32,8 @@ class ProbeReport:
     logprobs: tuple[float, ...]
     """Log-prob of each fixed probe token given those before it, temperature 1, float32, [n - 1]."""
     seconds: float = 0.0
+    rounding: float = 0.0
+    """Mean absolute difference of `logprobs` from those of wider arithmetic, nats; 0 where the compute dtype is wide, and from engines."""
 
 
 @dataclass(frozen=True, slots=True)
