@@ -189,7 +189,7 @@ class Body(nn.Module):
         super().__init__()
         # Not drawn at random and thrown away: torch's way to do that on no device imports its compiler, half a second in every worker.
         empty = torch.empty(spec.shape.vocabulary, spec.shape.width, dtype=like.dtype, device=like.device)
-        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)
+        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(Block(spec, layer, like) for layer in range(spec.shape.layers))
         self.norm = Norm(spec.shape.width, spec.eps, like)
 
