@@ -246,6 +246,16 @@ def test_the_exit_code_says_how_a_run_ended(wire: FakeWire, outcome: Outcome, co
     done = call("train", QUICKSTART)
     assert done.exit_code == code
     assert says in done.output
+    assert "paceline doctor" not in done.output, "there is no run directory"
+
+
+def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "ledger.sqlite").touch()
+    wire.outcome = Outcome(False, "group 3 could not be rewarded: no", 1, 2)
+    done = call("train", QUICKSTART, f"run.dir={tmp_path / 'a run'}")
+    assert f"paceline doctor '{tmp_path / 'a run'}'" in done.stderr
+    assert f"paceline train '{tmp_path / 'a run'}'/config.toml --resume" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -328,3 +338,16 @@ def test_an_audit_says_what_does_not_hold(wire: FakeWire, tmp_path: Path, violat
     assert done.exit_code == code
     assert says in done.stdout
     assert "10 events and 9 commands" in done.stdout
+
+
+def test_the_error_of_a_run_that_had_begun_says_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
+    wire.error = TrainerError("groups 1, 2")
+    assert "--resume" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr
+    (tmp_path / "ledger.sqlite").touch()
+    done = call("train", QUICKSTART, f"run.dir={tmp_path}")
+    assert done.exit_code == 1
+    assert done.stderr.endswith(
+        "failed: groups 1, 2\nwhat lies in the run directory stays usable: mend the cause, then continue it with --resume\n"
+    )
+    wire.error = CheckpointError("step-3 is damaged")
+    assert "usable" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr

@@ -18,7 +18,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row, account
 from paceline.core.account.causes import ROLLOUT, TRAINER, empty_slot, trainer
-from paceline.core.account.scene import OPEN, READY, TAKEN
+from paceline.core.account.members import OPEN, READY, TAKEN
 from paceline.core.account.tally import Tally, Window, mean, shares
 from paceline.core.machine import Machine
 from paceline.core.schedule import Preset, Resume, Schedule
@@ -80,6 +80,28 @@ def test_after_every_event_the_account_counts_what_the_machine_counts(seed: int)
         fold.feed(record, now)
         if not due and not machine.stopped:
             assert of_account(fold) == of_machine(machine), record
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_frontier_and_window_of_the_account_are_those_that_the_machine_goes_by(seed: int) -> None:
+    chosen, trace = arbitrary(seed)
+    machine, fold = Machine(chosen), Account(chosen)
+    due: list[c.Command] = []
+    for now, record in trace.records:
+        if not due and not isinstance(record, c.Command):
+            due = machine.step(record, now)
+        else:
+            due.pop(0)
+        fold.feed(record, now)
+        scene = fold.scene
+        if due or machine.stopped:
+            continue
+        if scene.limit is None:
+            assert not machine._intake.rounds or scene.frontier == machine._admission.frontier
+        else:
+            unconsumed = scene.unconsumed + sum(request.count for request in scene.open[c.RequestPrompts].values())
+            assert unconsumed <= scene.limit
+            assert machine._intake.wanted() == max(0, min(scene.limit, scene.needed) - unconsumed)
 
 
 @pytest.mark.parametrize("seed", range(40))

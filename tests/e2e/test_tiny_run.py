@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,12 @@ path = "{held_out}"
 gold_column = "answer"
 """
 REWARD = """
+import time
+from pathlib import Path
+
 def length(completions, gold, **columns):
     if "fails" in str(gold):
+        Path(__file__).with_suffix(".raised").write_text(str(time.time()))
         raise ValueError("no reward for this one")
     return [float(len(text) % 3 == 0) for text in completions]
 """
@@ -115,8 +120,8 @@ def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_un
 ) -> None:
     """The uninterrupted one is serial in both cases: in processes, too, pipelined trains the tokens of serial to the weights of serial."""
     halves = tmp_path / "halves"
-    for updates, resume in ((2, False), (4, True)):
-        trained(place / "plain.toml", f"run.dir={halves}", f"run.updates={updates}", *words, resume=resume)
+    for updates, resume, workers in ((2, False, ()), (4, True, ("rollout.instances=2", "pool.reward_workers=2"))):
+        trained(place / "plain.toml", f"run.dir={halves}", f"run.updates={updates}", *words, *workers, resume=resume)
     a, b = rows(whole), rows(halves)
     assert [[row[name] for name in NAMES] for row in a] == [[row[name] for name in NAMES] for row in b]
     first, second = (load_file(run / "model" / "model.safetensors") for run in (whole, halves))
@@ -165,6 +170,7 @@ def test_a_reward_that_raises_ends_the_run_soon_by_name_and_leaves_no_child(plac
         "run.checkpoint_every=1",
     )
     ended = train(place / "plain.toml", *words)
+    assert time.time() - float((place / "reward.raised").read_text()) < 10, "the process lives on"
     assert ended.returncode == 1, ended.stderr
     assert "reward length raised ValueError on row 2" in ended.stdout
     assert [path.name for path in (place / "failing" / "checkpoints").iterdir()] == ["step-1"]

@@ -110,7 +110,7 @@ def _at_publish(s: Schedule) -> tuple[str, str]:
 def _memory(items: tuple[Memory, ...]) -> RenderableType:
     if not items:
         return Text("memory: unknown, since there is no model, or its config.json is not here or names its sizes otherwise")
-    table = Table("memory, estimated", "MB", "formula (libraries come on top)", box=None, header_style="bold", pad_edge=False)
+    table = Table("memory, at most", "MB", "formula", box=None, header_style="bold", pad_edge=False)
     for process, group in groupby(items, lambda item: item.process):
         parts = list(group)
         table.add_row(Text(process, style="bold"), f"{sum(part.bytes for part in parts) / 1e6:,.0f}", "each" if process == "engine" else "")

@@ -218,8 +218,14 @@ class TrainerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm; applied after the scaling by the denominator."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
-    """Token budget of a micro-batch, prompts counted once per group; changes the result by rounding only. With run.deterministic no
-    micro-batch spans groups."""
+    """Token budget of a micro-batch, prompts counted once per group; an update is cut into as few of them as it allows, as equal as can be.
+    Changes the result by rounding only. With run.deterministic no micro-batch spans groups."""
+    checkpoint_activations: bool = False
+    """Keep each layer's input only, and compute the layer again in the backward pass: less memory (`--dry-run` says how much), more time,
+    the same bits. Slim decoder only."""
+    compile: bool = False
+    """Run what lies between attentions through torch.compile: needs a C++ compiler on a CPU and a minute at the start; changes the result
+    by rounding. Slim decoder only."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows of logits that exist at once."""
     nonfinite_limit: int = Field(default=3, ge=1)
@@ -247,6 +253,9 @@ class PoolConfig(Section):
     """A worker that does not answer for this many seconds is lost."""
     train_timeout_s: float = Field(default=7200.0, gt=0)
     """The same for the trainer while it computes a dispatch or a step: it answers when all groups of the dispatch are done."""
+    trainer_restarts: int = Field(default=3, ge=0)
+    """Lost trainers in a row, without a new checkpoint between them, after which the run still goes on by itself: from its last
+    checkpoint, or from the beginning. 0 = a lost trainer ends the run. Other workers are replaced where they stood."""
 
 
 class EvalConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ MOST = 1024
 """Trajectories that are gone through: of a larger round every so many groups stand for all."""
 SPREAD = 0.05
 """A step's cost is fitted once the observed numbers of sequences deviate by this share of their mean."""
+_CHOSEN = re.compile(r"frontier of round \d+: F = (\d+)")
 LEAST = 0.05
 """Share of the mean step that is taken to be its base at least: without one, a few sequences would look as fast as many."""
 
@@ -114,6 +116,12 @@ def choose(load: Load) -> tuple[int, float, float]:
     enough = NEAR * min(seconds.values())
     chosen = max(f for f, spent in seconds.items() if spent <= enough)
     return chosen, seconds[chosen], seconds[load.groups_per_round]
+
+
+def noted(message: str) -> int | None:
+    """The F that a `Note` of the machine tells for the round that begins; None = unlimited."""
+    chosen = _CHOSEN.match(message)
+    return int(chosen[1]) if chosen else None
 
 
 class Meter:

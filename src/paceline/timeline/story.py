@@ -15,7 +15,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row
 from paceline.core.account.causes import trainer
-from paceline.core.account.scene import READY
+from paceline.core.account.members import READY
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.schedule import Resume, Schedule
@@ -140,11 +140,19 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """From here on so many groups are requested and unconsumed, and trainable of those."""
+    """How many groups there are from here on, and what limits their number."""
 
     time: float
     in_flight: int
+    """Requested and unconsumed."""
     trainable: int
+    """Of those."""
+    decoding: int
+    """Trajectories that decode, in groups' worth, rounded up."""
+    frontier: int | None
+    """Most of these; None = unlimited."""
+    window: int | None
+    """Most groups in flight, by bound and cap; None in schedules of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +202,8 @@ class Story:
         self._trainer: tuple[str, float, Any, bool] | None = None
         self._stepping = 0
         """Dispatch whose groups went through forward and backward."""
-        self._level = Level(0.0, 0, 0)
+        self._level = self._counts()
+        """The last Level, without its time."""
 
     def feed(self, record: Event | Command, now: float) -> list[Item]:
         """Take a record in, made at `now` on the lineage's clock; the items that end with it."""
@@ -229,11 +238,10 @@ class Story:
     # What holds until the next moment: looked at when time passes
 
     def _look(self) -> None:
-        scene = self.account.scene
-        level = Level(self._now, scene.unconsumed, scene.states[READY])
-        if (level.in_flight, level.trainable) != (self._level.in_flight, self._level.trainable):
+        scene, level = self.account.scene, self._counts()
+        if level != self._level:
             self._level = level
-            self._items.append(level)
+            self._items.append(Level(self._now, *level))
         state = trainer(scene)
         work = next((command for kind in _WORK for command in scene.open[kind].values()), None)
         present = (state, work, work is not None and work.id == self._stepping)
@@ -241,6 +249,12 @@ class Story:
             if self._trainer is not None:
                 self._end_trainer(self._trainer)
             self._trainer = (present[0], self._now, present[1], present[2])
+
+    def _counts(self) -> tuple[int, int, int, int | None, int | None]:
+        """A Level as things stand, without its time."""
+        scene = self.account.scene
+        decoding = -(-len(scene.admits) // scene.schedule.group_size)
+        return scene.unconsumed, scene.states[READY], decoding, scene.frontier, scene.limit
 
     def _end_trainer(self, span: tuple[str, float, Any, bool]) -> None:
         state, since, command, stepping = span

@@ -21,7 +21,7 @@ from paceline.algo.logprobs import TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
 from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
-from paceline.models.packed import LoadedModel, PackedModel
+from paceline.models.packed import LoadedModel, PackedModel, Tunable
 from paceline.models.store import export, fingerprint, write_tensors
 from paceline.trainers import checkpoint
 from paceline.trainers.attend import block_attend
@@ -71,7 +71,8 @@ class TorchTrainer:
 
         Without `reference` the starting weights are kept as one, in compute dtype, if kl_weight > 0. `shared_prompts` off computes
         every sample with its own copy of the prompt: slower, the same result. `deterministic`: no micro-batch holds sequences of two
-        groups, so that groups in the same order give the same bits however they were dispatched. ConfigError for settings without meaning.
+        groups, so that groups in the same order give the same bits however they were dispatched. ConfigError for settings without meaning
+        and for options that this model does not have, ModelError where this machine cannot compile.
         """
         self._loaded, self._model = loaded, loaded.model
         self._algorithm, self._trainer, self._rollout = algorithm, trainer, rollout
@@ -84,6 +85,7 @@ class TorchTrainer:
         self._device = next(iter(self._weights.values())).device
         self._optimizer = Optimizer(self._weights, trainer)
         self._reference = self._make_reference(reference)
+        _tune(self._model, trainer)
         self._counters = Counters()
         self._pending = _Pending()
         self._published: WeightsRef | None = None
@@ -146,8 +148,11 @@ class TorchTrainer:
         return report
 
     def publish(self, version: int, location: str) -> WeightsRef:
-        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference."""
-        checksum = write_tensors(self._weights.items(), Path(location), self._serving)
+        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference.
+
+        It is not synced: engines that live read it, and a resumed run publishes anew.
+        """
+        checksum = write_tensors(self._weights.items(), Path(location), self._serving, synced=False)
         self._published = WeightsRef(version=version, fingerprint=checksum)
         self._counters = replace(self._counters, version=version)
         return self._published
@@ -332,6 +337,15 @@ class TorchTrainer:
             "frac_zero_advantage": 1 - len(learning) / len(pending.groups),
             "skipped_updates": float(self._counters.skipped),
         }
+
+
+def _tune(model: PackedModel, trainer: TrainerConfig) -> None:
+    wanted = [f"trainer.{key}" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
+    if not wanted:
+        return
+    if not isinstance(model, Tunable):
+        raise ConfigError(f"{' and '.join(wanted)} = true: only the slim decoder can; this model runs through its transformers class")
+    model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile)
 
 
 def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, tally: Measures) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account.causes import present
-from paceline.core.account.scene import READY, Scene
+from paceline.core.account.members import READY
+from paceline.core.account.scene import Scene
 from paceline.core.account.tally import Tally, Window, increase
 from paceline.core.commands import Command
 from paceline.core.events import Event

@@ -7,7 +7,8 @@ empty, and the word says why nothing else runs there.
 from __future__ import annotations
 
 from paceline.core import commands as c
-from paceline.core.account.scene import JUDGED, OPEN, READY, Scene
+from paceline.core.account.members import JUDGED, OPEN, READY
+from paceline.core.account.scene import Scene
 from paceline.core.account.tally import Moment
 from paceline.core.schedule import Schedule
 
