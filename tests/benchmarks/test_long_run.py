@@ -25,7 +25,7 @@ def test_noise_that_drifts_slowly_is_not_taken_for_growth_and_growth_is_found_in
     flat, grown = slope(UPDATES, noise.tolist()), slope(UPDATES, [n + 4096 * update for n, update in zip(noise, UPDATES, strict=True)])
     assert flat["low"] < 0 < flat["high"]
     assert grown["low"] > 3000
-    assert verdicts({"pss/controller": flat, "pss/trainer": grown, "disk/ledger": grown}) == {"pss/controller": True, "pss/trainer": False}
+    assert verdicts({"rss/controller": flat, "rss/trainer": grown, "disk/ledger": grown}) == {"rss/controller": True, "rss/trainer": False}
 
 
 def test_bytes_of_a_run_directory_are_counted_by_part_and_memory_of_a_process_is_read(tmp_path: Path) -> None:
@@ -34,5 +34,5 @@ def test_bytes_of_a_run_directory_are_counted_by_part_and_memory_of_a_process_is
     (tmp_path / "ledger.sqlite").write_bytes(b"123")
     (tmp_path / "ledger.sqlite-wal").write_bytes(b"12")
     assert disk(tmp_path) == {"checkpoints": 5, "ledger": 5}
-    proportional, resident = memory(os.getpid())
-    assert 0 < proportional <= resident
+    found = memory(os.getpid())
+    assert 0 < found["private"] <= found["pss"] <= found["rss"]
