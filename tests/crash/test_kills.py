@@ -39,7 +39,10 @@ def test_a_deterministic_run_whose_processes_are_killed_one_after_the_other_ends
     serial, pipelined = ([*words, f"schedule.preset={name}", *crash.PRESETS[name]] for name in ("serial", "pipelined"))
     undisturbed = crash.Process(tmp_path / "undisturbed", serial, tmp_path / "undisturbed.log")
     try:
-        kills = [crash.Kill(who, aim, 0.01) for who, aim in (("trainer", "checkpoint"), ("engine", "time"), ("controller", "checkpoint"))]
+        kills = [
+            crash.Kill(who, aim, 100.0 if aim == "checkpoint" else 1.0, 0.01)
+            for who, aim in (("trainer", "checkpoint"), ("engine", "time"), ("controller", "checkpoint"))
+        ]
         game = crash.play(crash.Game("test", "pipelined", pipelined, 8, 4, "0", kills), tmp_path / "run", None, 100.0)
         assert game.faults == []
         assert [kill.hit for kill in game.kills] == ["checkpoint", "time", "checkpoint"]
