@@ -1,13 +1,14 @@
-"""How many slots bring rollout and training to a wanted balance on this machine: from two serial runs, by arithmetic.
+"""Which slots and lengths bring rollout and training to a wanted balance on this machine: from two serial runs, by arithmetic.
 
 A decode step of n sequences takes a + n b seconds. How many steps and how many tokens a round takes with so many slots follows from the
-lengths alone, so the rollout times of two runs with different slots give a and b, and these the rollout time with any slots.
+lengths alone, so the rollout times of two runs with different slots give a and b, and these the rollout time with any slots and lengths.
+Training takes as long as its tokens are many: those that were sampled, and every prompt once for its group.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -50,18 +51,30 @@ def fit(few: Serial, many: Serial) -> tuple[float, float]:
     return a, (one.steps * many.rollout - other.steps * few.rollout) / determinant
 
 
-def slots_for(balance: float, few: Serial, many: Serial, most: int = 64) -> int:
-    """The slots whose rollout time is nearest to `balance` times the training time, in ratio."""
+@dataclass(frozen=True)
+class Choice:
+    """What a balance is made of."""
+
+    slots: int
+    median: int
+    """Of the lengths."""
+
+
+def chosen(
+    balances: Mapping[str, float], few: Serial, many: Serial, lengths: Callable[[int], Sequence[int]], prompts: int, near: Sequence[int]
+) -> dict[str, Choice]:
+    """Slots and median length whose rollout time is nearest to `balance` times the training time, in ratio, for every balance.
+
+    `lengths(median)`: of one round; `prompts`: prompt tokens of one round; `near`: medians to choose from, the first wins among equals.
+    """
     a, b = fit(few, many)
-    train = (few.train + many.train) / 2
+    seen = work(many.lengths, many.slots).tokens
+    per_token = (few.train + many.train) / 2 / (prompts + seen)
 
-    def _off(slots: int) -> float:
-        todo = work(many.lengths, slots)
-        return abs(log(max(1e-9, a * todo.steps + b * todo.tokens) / train / balance))
+    def _off(choice: Choice, balance: float) -> float:
+        todo = work(lengths(choice.median), choice.slots)
+        ratio = (a * todo.steps + b * todo.tokens) / (per_token * (prompts + todo.tokens))
+        return abs(log(max(1e-9, ratio) / balance))
 
-    return min(range(1, most + 1), key=_off)
-
-
-def chosen(balances: Mapping[str, float], few: Serial, many: Serial) -> dict[str, int]:
-    """Slots of every balance."""
-    return {name: slots_for(balance, few, many) for name, balance in balances.items()}
+    choices = [Choice(slots, median) for median in near for slots in range(1, 65)]
+    return {name: min(choices, key=lambda choice: round(_off(choice, balance), 2)) for name, balance in balances.items()}

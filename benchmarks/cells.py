@@ -19,7 +19,8 @@ from paceline.config.schema import Config
 from paceline.core.commands import Note
 from paceline.runtime.ledger import LedgerReader
 
-LENGTHS = Lengths(median=12, sigma=1.0, least=2, most=96)
+MEDIAN = 12
+"""Tokens, where a balance does not ask for another."""
 GROUPS_PER_ROUND, GROUPS_PER_UPDATE, GROUP_SIZE = 32, 2, 4
 COUNTED = 2
 """Rounds that count, of each run; one more comes before them."""
@@ -37,6 +38,11 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "auto": PIPELINED | {"frontier": "auto"},
     "serial, both cores": {"preset": "serial"},
 }
+
+
+def lengths(median: int) -> Lengths:
+    """Long-tailed: the longest of a round is about eight times the median."""
+    return Lengths(median=median, sigma=1.0, least=2, most=96)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def config(slots: int, schedule: str, directory: Path) -> Config:
                 "template": "plain",
             },
             "reward": (dict(REWARD),),
-            "rollout": {"slots": slots, "max_prompt_tokens": 64, "max_tokens": LENGTHS.most},
+            "rollout": {"slots": slots, "max_prompt_tokens": 64, "max_tokens": lengths(MEDIAN).most},
             "schedule": {
                 "group_size": GROUP_SIZE,
                 "groups_per_round": GROUPS_PER_ROUND,
@@ -107,6 +113,8 @@ class Key:
     slots: int
     schedule: str
     repeat: int = 0
+    median: int = MEDIAN
+    """Of the lengths."""
 
 
 class Cells:
@@ -119,14 +127,14 @@ class Cells:
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         found = [json.loads(line) for line in lines]
         self.done: dict[Key, dict[str, Any]] = {
-            Key(**cell["key"]): cell for cell in found if cell["settings"] == self._settings(cell["key"])
+            Key(**cell["key"]): cell for cell in found if cell["settings"] == self._settings({"median": MEDIAN, **cell["key"]})
         }
 
     def _settings(self, key: Mapping[str, Any]) -> str:
         """A fingerprint of everything that the figures of a cell depend on; empty for a cell that no longer exists."""
         if key["schedule"] not in SCHEDULES:
             return ""
-        text = config(key["slots"], key["schedule"], Path("run")).model_dump_json() + repr(LENGTHS)
+        text = config(key["slots"], key["schedule"], Path("run")).model_dump_json() + repr(lengths(key["median"]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def run(self, key: Key) -> None:
@@ -138,7 +146,7 @@ class Cells:
         started, controller = time.monotonic(), time.process_time()
         with Quiet() as quiet:
             cell = config(key.slots, key.schedule, directory)
-            outcome = wire.train(cell, workers=workers(cell, LENGTHS))
+            outcome = wire.train(cell, workers=workers(cell, lengths(key.median)))
             assert outcome.ok, outcome.reason
         controller = time.process_time() - controller
         broken = wire.audit(directory).violations
@@ -170,7 +178,8 @@ def _frontiers(directory: Path) -> list[str]:
 
 
 def _told(key: Key, cell: Mapping[str, Any]) -> str:
-    lines = [f"{key.slots} slots, {key.schedule}, repeat {key.repeat}: {cell['seconds']:.0f} s, others' load {cell['other_load']}"]
+    what = f"{key.slots} slots, median {key.median}, {key.schedule}, repeat {key.repeat}"
+    lines = [f"{what}: {cell['seconds']:.0f} s, others' load {cell['other_load']}"]
     for one in (Round(**one) for one in cell["rounds"]):
         waits = f"the trainer waits {one.waiting_first:.0%} first, {one.waiting_all:.0%} in all"
         lines.append(f"  window {one.window:.2f} s, rollout {one.rollout:.2f}, train {one.train:.2f}; {waits}")

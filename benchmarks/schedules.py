@@ -1,18 +1,18 @@
 """What does pipelining gain? Serial, fifo, frontiers and `auto` on one core for rollout and one for training, at three balances.
 
 Real model, real processes, real prompts; lengths are long-tailed and the same in every schedule (benchmarks/lengths.py). Only the
-engine's slots differ between the balances: the fewer sequences decode together, the longer rollout takes beside the same training. Two
-serial runs say how many slots that takes here (benchmarks/balance.py). A round's window is the run's own `rollout_to_train_end_seconds`:
-publish, checkpoint and evaluation lie outside. The best possible window is the longer of the two times as serial takes them; beside it
-stands the longer of the two as fifo takes them: two busy cores slow each other (they share caches and memory), and no schedule undoes
-that. The first round of every run is warm-up (`auto` has measured nothing before it): shown, not counted.
+engine's slots, and slightly the lengths, differ between the balances: the fewer sequences decode together, the longer rollout takes
+beside the same training. Two serial runs say what that takes here (benchmarks/balance.py). A round's window is the run's own
+`rollout_to_train_end_seconds`: publish, checkpoint and evaluation lie outside. The best possible window is the longer of the two times as
+serial takes them; beside it stands the longer of the two as fifo takes them: two busy cores slow each other (they share caches and
+memory), and no schedule undoes that. The first round of every run is warm-up (`auto` has measured nothing before it): shown, not counted.
 
 Schedules take turns, the whole sequence again in every repeat. Each finished run is a line of RUNS/cells.jsonl, and a run that has its line
 is not run again, so the script can be interrupted. Usage:
 
     python benchmarks/schedules.py                                        all of it
     python benchmarks/schedules.py cell --slots 6 --schedule auto         one run, shown and kept
-    python benchmarks/schedules.py balance                                the slots of each balance on this machine
+    python benchmarks/schedules.py balance                                slots and lengths of each balance on this machine
 """
 
 from __future__ import annotations
@@ -25,31 +25,39 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from balance import Serial, chosen
-from cells import COUNTED, GROUP_SIZE, GROUPS_PER_ROUND, GROUPS_PER_UPDATE, LENGTHS, SCHEDULES, Cells, Key, Round
+from balance import Choice, Serial, chosen
+from cells import COUNTED, GROUP_SIZE, GROUPS_PER_ROUND, GROUPS_PER_UPDATE, MEDIAN, SCHEDULES, Cells, Key, Round, lengths
 from evidence import ROOT, measured
 
 BALANCES = {"1:2": 1 / 2, "1:1": 1.0, "2:1": 2.0}
 """Rollout time over training time."""
 TRIED = (2, 24)
 """Slots of the two serial runs that the balances follow from."""
+MEDIANS = (12, 11, 13, 10, 14, 9, 15)
+PROMPT_TOKENS = 35
+"""Of one prompt, about: the balance that came of it stands beside every figure."""
 REPEATS = 2
 DEFAULTS, SHARE, CHANGE = ("fifo", "auto"), 0.85, -0.42
 """Targets: with each of these, at least this share of the best possible at every balance, and this change of the window at 1:1."""
 
 
-def slots_of_balances(cells: Cells) -> dict[str, int]:
-    """Slots that bring this machine to each balance, from two serial runs."""
+def choices(cells: Cells) -> dict[str, Choice]:
+    """Slots and lengths that bring this machine to each balance, from two serial runs."""
     few, many = (_serial(cells, slots) for slots in TRIED)
-    return chosen(BALANCES, few, many)
+    return chosen(BALANCES, few, many, _lengths, PROMPT_TOKENS * GROUPS_PER_ROUND, MEDIANS)
 
 
 def _serial(cells: Cells, slots: int) -> Serial:
     key = Key(slots, "serial")
     cells.run(key)
     first = Round(**cells.done[key]["rounds"][1])
+    return Serial(slots, _lengths(MEDIAN), first.rollout, first.train)
+
+
+def _lengths(median: int) -> list[int]:
+    """Of the first round that counts."""
     groups = range(GROUPS_PER_ROUND, 2 * GROUPS_PER_ROUND)
-    return Serial(slots, [LENGTHS.of(group, sample) for group in groups for sample in range(GROUP_SIZE)], first.rollout, first.train)
+    return [lengths(median).of(group, sample) for group in groups for sample in range(GROUP_SIZE)]
 
 
 def compared(slots: int) -> list[str]:
@@ -74,9 +82,9 @@ class Spread:
         return cls(round(statistics.median(found), 4), round(low, 4), round(high, 4), found)
 
 
-def balance_figures(cells: Cells, slots: int, repeats: int) -> dict[str, Any]:
+def balance_figures(cells: Cells, choice: Choice, repeats: int) -> dict[str, Any]:
     """Every schedule at one balance: ratios are taken round by round, between rounds of the same prompts and lengths."""
-    runs = {name: [cells.done[Key(slots, name, repeat)] for repeat in range(repeats)] for name in compared(slots)}
+    runs = {name: [cells.done[_key(choice, name, repeat)] for repeat in range(repeats)] for name in compared(choice.slots)}
     each = {name: [Round(**one) for run in found for one in run["rounds"][1:]] for name, found in runs.items()}
     serial = each["serial"]
     best = statistics.median(max(one.rollout, one.train) / (one.rollout + one.train) for one in serial)
@@ -85,7 +93,8 @@ def balance_figures(cells: Cells, slots: int, repeats: int) -> dict[str, Any]:
     fixed = [name for name in each if name == "fifo" or name.startswith("F=")]
     winner = min(fixed, key=lambda name: told[name]["to_serial"]["median"])
     return {
-        "slots": slots,
+        "slots": choice.slots,
+        "lengths": asdict(lengths(choice.median)),
         "rollout_to_training": round(statistics.median(one.rollout / one.train for one in serial), 3),
         "best_possible_change": round(best - 1, 3),
         "best_possible_change_with_both_cores_busy": round(busy - 1, 3),
@@ -132,21 +141,24 @@ def verdicts(balances: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
     return met
 
 
+def _key(choice: Choice, schedule: str, repeat: int) -> Key:
+    return Key(choice.slots, schedule, repeat, choice.median)
+
+
 def whole(cells: Cells, repeats: int) -> None:
     """Run what has not run yet, then write the evidence."""
     with measured("schedules", repeats=repeats) as found:
-        slots = slots_of_balances(cells)
-        keys = [Key(slots[name], schedule, r) for r in range(repeats) for name in slots for schedule in compared(slots[name])]
+        each = choices(cells)
+        keys = [_key(choice, name, r) for r in range(repeats) for choice in each.values() for name in compared(choice.slots)]
         for key in keys:
             cells.run(key)
         found["setup"] = {
             "groups_per_round": GROUPS_PER_ROUND,
             "groups_per_update": GROUPS_PER_UPDATE,
             "group_size": GROUP_SIZE,
-            "lengths": asdict(LENGTHS),
             "counted_rounds": COUNTED * repeats,
         }
-        found["balances"] = {balance: balance_figures(cells, slots[balance], repeats) for balance in BALANCES}
+        found["balances"] = {balance: balance_figures(cells, each[balance], repeats) for balance in BALANCES}
         found["targets"] = verdicts(found["balances"])
         loads = [cells.done[key]["other_load"] for key in keys]
         found["other_load"] = {kind: max((load[kind] for load in loads if load[kind] is not None), default=None) for kind in loads[0]}
@@ -161,13 +173,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evidence-schedules")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--slots", type=int, default=TRIED[0], help="cell: sequences that decode together")
+    parser.add_argument("--median", type=int, default=MEDIAN, help="cell: median length")
     parser.add_argument("--schedule", choices=SCHEDULES, default="serial", help="cell: which")
     arguments = parser.parse_args()
     cells = Cells(arguments.runs)
     if arguments.what == "cell":
-        cells.run(Key(arguments.slots, arguments.schedule))
+        cells.run(Key(arguments.slots, arguments.schedule, median=arguments.median))
     elif arguments.what == "balance":
-        print(slots_of_balances(cells))
+        print(choices(cells))
     else:
         whole(cells, arguments.repeats)
 

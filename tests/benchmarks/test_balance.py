@@ -1,6 +1,7 @@
 """What the benchmark of the schedules assumes: lengths that depend on the sample only, and slots that follow from arithmetic."""
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -31,8 +32,11 @@ def test_one_slot_takes_a_step_per_token_and_unlimited_slots_take_as_long_as_the
     assert [work(lengths, slots).steps for slots in (2, 3)] == [9, 7]
 
 
-def test_two_serial_rounds_give_the_step_cost_and_the_slots_of_every_balance() -> None:
-    lengths = [LENGTHS.of(group, sample) for group in range(32) for sample in range(4)]
+def test_two_serial_rounds_give_the_step_cost_and_the_slots_and_lengths_of_every_balance() -> None:
+    def at(median: int) -> list[int]:
+        return [replace(LENGTHS, median=median).of(group, sample) for group in range(32) for sample in range(4)]
+
+    lengths = at(10)
 
     def serial(slots: int) -> Serial:
         todo = work(lengths, slots)
@@ -40,8 +44,10 @@ def test_two_serial_rounds_give_the_step_cost_and_the_slots_of_every_balance() -
 
     few, many = serial(2), serial(24)
     assert fit(few, many) == pytest.approx((0.02, 0.001))
-    found = chosen({"1:2": 0.5, "1:1": 1.0, "2:1": 2.0}, few, many)
-    assert all(more > fewer for more, fewer in pairwise(found.values()))
-    for name, target in (("1:2", 0.5), ("1:1", 1.0), ("2:1", 2.0)):
-        near = [abs(serial(slots).rollout / 12.0 / target - 1) for slots in (found[name] - 1, found[name], found[name] + 1) if slots]
-        assert near[1 if found[name] > 1 else 0] <= min(near) + 0.05, name
+    targets = {"1:2": 0.5, "1:1": 1.0, "2:1": 2.0}
+    found = chosen(targets, few, many, at, 1000, (10, 9, 11, 8, 12, 13, 7))
+    assert all(more.slots > fewer.slots for more, fewer in pairwise(found.values()))
+    for name, target in targets.items():
+        todo, base = work(at(found[name].median), found[name].slots), work(lengths, 24)
+        rollout, train = 0.02 * todo.steps + 0.001 * todo.tokens, 12.0 * (1000 + todo.tokens) / (1000 + base.tokens)
+        assert rollout / train == pytest.approx(target, rel=0.1), name
