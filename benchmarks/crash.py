@@ -329,8 +329,12 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
     process = Process(run, game.words, log)
     try:
         for kill in game.kills:
-            process = _alive(game, process)
-            _strike(kill, process, run, rng, seconds)
+            late = time.monotonic() + PATIENCE_S
+            while not kill.hit and process.code() != 0:  # it may end meanwhile, by the kill before
+                process = _alive(game, process)
+                _strike(kill, process, run, rng, seconds)
+                if time.monotonic() > late:
+                    raise RuntimeError(f"hangs: nothing to kill in {PATIENCE_S:g} s")
             if kill.hit and kill.who == "controller":
                 process.wait()
                 process = Process(run, game.words, log)
