@@ -24,17 +24,22 @@ def named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises."""
+def whole(path: Path, *, synced: bool = True) -> Iterator[Path]:
+    """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises.
+
+    synced = False: for what is made again after a crash of the machine. It is whole for every process that lives, and may be torn then.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with named(path):
         try:
             yield aside
-            sync(aside)
+            if synced:
+                sync(aside)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
-        sync(path.parent)
+        if synced:
+            sync(path.parent)
 
 
 def append_line(path: Path, line: bytes) -> None:

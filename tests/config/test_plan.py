@@ -127,37 +127,63 @@ def test_the_packaged_model_has_the_parameters_it_is_known_for() -> None:
     assert PACKAGED["smollm2-135m"].parameters == 134_515_008
 
 
+SMALL = ModelShape(layers=2, width=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocabulary=10, tied=False)
+LAYER = 2 * 8 + 2 * (4 + 2) * 2 + 2 * 16
+"""Numbers that a backward pass keeps per row and layer."""
+FEW = ("rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4", "trainer.head_chunk=6", "schedule.groups_per_update=2")
+"""2 x (5 + 8 x 3) = 58 rows per update."""
+
+
+def items(c: Config, shape: ModelShape = SMALL) -> dict[tuple[str, str], int]:
+    return {(m.process, m.what): m.bytes for m in memory(c, shape)}
+
+
 def test_memory_items_follow_their_formulas() -> None:
-    shape = ModelShape(layers=2, width=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocabulary=10, tied=False)
-    assert shape.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
-    c = config(
-        "rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4", "trainer.micro_batch_tokens=20", "trainer.head_chunk=6"
-    )
-    items = {(m.process, m.what): m.bytes for m in memory(c, shape)}
-    n = shape.parameters
-    assert items["engine", "weights"] == 2 * n
-    assert items["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
-    assert items["engine", "logits"] == 2 * 3 * 10 * 4
-    assert items["trainer", "master weights"] == items["trainer", "gradients"] == 4 * n
-    assert items["trainer", "AdamW moments"] == 8 * n
-    assert items["trainer", "compute weights"] == 2 * n
-    assert items["trainer", "activations"] == 20 * 2 * (32 + 24 + 64) * 2
-    assert items["trainer", "logits chunk"] == 3 * 6 * 10 * 4
-    assert ("trainer", "reference model") not in items
+    assert SMALL.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
+    found, n = items(config(*FEW, "trainer.micro_batch_tokens=20")), SMALL.parameters
+    assert found["engine", "weights"] == 2 * n + (2 * n - 80 * 2) + 80 * 4
+    assert found["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
+    assert found["engine", "logits"] == 2 * 3 * 10 * 4
+    assert found["trainer", "master weights"] == found["trainer", "gradients"] == 4 * n
+    assert found["trainer", "AdamW moments"] == 8 * n
+    assert found["trainer", "rounded head"] == 4 * 80
+    assert found["trainer", "activations"] == 20 * 2 * LAYER * 2
+    assert found["trainer", "logits"] == 2 * 6 * 10 * 4
+    assert found["trainer", "gradient of the head"] == 2 * 4 * 80
+    assert ("trainer", "reference model") not in found
+
+
+def test_a_micro_batch_is_no_larger_than_the_update_and_no_smaller_than_one_answer() -> None:
+    assert items(config(*FEW))["trainer", "activations"] == 58 * 2 * LAYER * 2
+    assert items(config(*FEW, "trainer.micro_batch_tokens=1"))["trainer", "activations"] == (5 + 3) * 2 * LAYER * 2
+
+
+def test_in_one_micro_batch_gradients_come_while_activations_go() -> None:
+    """Many rows: what is kept when the backward pass begins counts; few: all the gradients at its end."""
+    assert ("trainer", "gradients") not in items(config(*FEW))
+    sizes = ("schedule.groups_per_update=1", "schedule.group_size=2", "rollout.max_prompt_tokens=1", "rollout.max_tokens=2")
+    few = items(config(*sizes, "trainer.head_chunk=6"))
+    assert few["trainer", "gradients"] == 4 * SMALL.parameters
+    assert few["trainer", "gradient of the embedding"] == 4 * 80
+    assert ("trainer", "activations") not in few
+
+
+def test_with_checkpointing_only_the_inputs_of_the_layers_and_one_layer_are_kept() -> None:
+    found = items(config(*FEW, "trainer.checkpoint_activations=true", "trainer.micro_batch_tokens=20"))
+    assert found["trainer", "activations"] == 20 * (2 * 8 + LAYER) * 2
 
 
 def test_every_version_that_an_instance_holds_has_a_copy_of_the_weights() -> None:
     c = config("schedule.preset=multiversion", "rollout.versions_held=2")
-    items = {(m.process, m.what): m.bytes for m in memory(c, PACKAGED["smollm2-135m"])}
-    assert items["engine", "weights"] == 2 * 2 * 134_515_008
+    assert items(c, PACKAGED["smollm2-135m"])["engine", "weights"] == 2 * (2 * 2 * 134_515_008 + 2 * 49_152 * 576)
 
 
 def test_float32_needs_no_second_copy_and_a_reference_model_is_counted() -> None:
     c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
-    items = {(m.process, m.what): m for m in memory(c, PACKAGED["smollm2-135m"])}
-    assert ("trainer", "compute weights") not in items
-    assert items["trainer", "reference model"].bytes == 4 * 134_515_008
-    assert items["engine", "KV cache"].bytes == 2 * 30 * 3 * 64 * 4 * 1000
+    found = items(c, PACKAGED["smollm2-135m"])
+    assert ("trainer", "rounded head") not in found
+    assert found["trainer", "reference model"] == found["engine", "weights"] == 4 * 134_515_008
+    assert found["engine", "KV cache"] == 2 * 30 * 3 * 64 * 4 * 1000
 
 
 def test_a_local_directory_tells_its_shape_by_its_config(tmp_path: Path) -> None:

@@ -152,6 +152,9 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("rollout_versions_held_no_effect", (*STREAM, "rollout.versions_held=2")),
     ("versions_held_within_window", (*MULTI, "rollout.versions_held=3")),
     ("slots_hold_a_group", (*STREAM, "schedule.granularity=group", "rollout.slots=7")),
+    ("slim_decoder_only", (*GYM, "model.implementation=transformers", "trainer.checkpoint_activations=true")),
+    ("slim_decoder_only", (*GYM, "model.implementation=transformers", "trainer.compile=true")),
+    ("deterministic_kernels", (*GYM, "run.deterministic=true", "trainer.compile=true")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
@@ -172,6 +175,8 @@ ALLOWED: list[tuple[str, ...]] = [
     (*MULTI, "rollout.instances=2", *EXACT),
     (*MULTI, "rollout.versions_held=2"),
     (*MULTI, "rollout.versions_held=3", "schedule.version_window=3"),
+    (*GYM, "run.deterministic=true", "trainer.checkpoint_activations=true"),
+    (*GYM, "trainer.checkpoint_activations=true", "trainer.compile=true"),
     GYM,
     HELD_OUT,
     FILE,

@@ -154,14 +154,15 @@ def our_gradient(
     rollout: dict[str, Any] | None = None,
     algorithm: dict[str, Any] | None = None,
     head_chunk: int = 16,
+    **options: bool,
 ) -> Gradient:
-    """Raw gradient sums of the trainer, divided by the number of tokens."""
+    """Raw gradient sums of the trainer, divided by the number of tokens. `options` of [trainer]."""
     config = ModelConfig(path=str(directory), dtype=dtype, implementation=implementation)
     loaded = load(config, train=True)
     trainer = TorchTrainer(
         loaded,
         algorithm=AlgorithmConfig(**(CLIPPED | (algorithm or {}))),
-        trainer=TrainerConfig(micro_batch_tokens=budget, head_chunk=head_chunk),
+        trainer=TrainerConfig(micro_batch_tokens=budget, head_chunk=head_chunk, **options),
         rollout=RolloutConfig(max_tokens=32, **(rollout or {})),
         model=config,
         total_updates=10,

@@ -3,6 +3,7 @@
 Relative L2 difference of the whole gradient: at most 1e-12 in float64, 1e-5 in float32.
 """
 
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_neither_micro_batches_nor_prompt_sharing_nor_dispatches_nor_order_chang
     }
     for name, gradient in variants.items():
         assert distance(gradient, whole) <= BOUND[dtype], name
+
+
+@pytest.mark.parametrize("dtype", [*BOUND, "bfloat16"])
+def test_layers_computed_again_give_every_gradient_bit_for_bit(directory: Path, dtype: str) -> None:
+    groups = make_groups(plain_model(directory, "float64"))
+    for budget in (4096, 60):
+        kept = our_gradient(directory, dtype, [groups], budget=budget)
+        again = our_gradient(directory, dtype, [groups], budget=budget, checkpoint_activations=True)
+        assert all(torch.equal(again[name], kept[name]) for name in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="trainer.compile needs a C++ compiler")
+def test_compiled_layers_give_the_same_gradients_also_when_computed_again(llama: Path) -> None:
+    groups = make_groups(plain_model(llama, "float64"))
+    for dtype, again in (("float64", False), ("float32", True)):
+        ours = our_gradient(llama, dtype, [groups], budget=60, compile=True, checkpoint_activations=again)
+        assert distance(ours, plain_gradient(llama, dtype, groups)) <= BOUND[dtype]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
 import json
+import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +89,47 @@ def test_what_a_crash_left_of_a_checkpoint_is_cleared_and_a_replaced_one_is_rest
     assert [path.name for path in again.checkpoints.iterdir()] == ["step-3"]
     assert read_resume(again.checkpoints / "step-3") == INFO
     assert list(tmp_path.rglob("*.tmp")) == []
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from paceline.runtime.rundir import ResumeInfo, RunDir
+
+rundir = RunDir(Path(sys.argv[1]))
+rundir.open(resume=rundir.ledger.exists())
+rundir.ledger.touch()
+number = int(sys.argv[2])
+while True:
+    for number in (number, number + 1):  # the first takes the place of the last one before
+        aside = rundir.begin_checkpoint(number)
+        for name in "abc":
+            (aside / name).write_bytes(bytes([number % 251]) * 200_000)
+        rundir.seal_checkpoint(aside, ResumeInfo(number, number, (), number, 1, {}), keep_last=1)
+        print(number, flush=True)
+"""
+
+
+def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint_that_is_no_older_than_the_last_it_sealed(
+    tmp_path: Path,
+) -> None:
+    dice, number = random.Random(11), 1
+    for _ in range(10):
+        words = [sys.executable, "-c", SAVES, str(tmp_path), str(number)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": ":".join(sys.path)}) as saving:
+            assert saving.stdout is not None
+            sealed = int(saving.stdout.readline())
+            time.sleep(dice.uniform(0.0, 0.05))
+            saving.kill()
+            sealed = max([sealed, *(int(line) for line in saving.stdout if line.endswith("\n"))])
+        rundir = opened(tmp_path, resume=True)
+        newest = rundir.latest_checkpoint()
+        assert newest is not None
+        number = read_resume(newest).update
+        assert number >= sealed
+        assert newest.name == f"step-{number}"
+        assert {(newest / name).read_bytes() for name in "abc"} == {bytes([number % 251]) * 200_000}
+        rundir.close()
 
 
 def test_sealing_the_same_update_again_replaces_the_checkpoint(tmp_path: Path) -> None:

@@ -154,12 +154,28 @@ async def test_a_reward_that_raises_stops_the_run_by_name(tmp_path: Path) -> Non
     assert not (tmp_path / "model").exists()
 
 
+async def test_a_verifier_that_raises_is_counted_as_an_error_and_its_group_trains_on_no_zero(tmp_path: Path) -> None:
+    run = Run(tmp_path, schedule(on_failure="drop_group"), judge={"raises_on": 3})
+    assert (await run.go()).ok
+    (failed,) = run.records(CommandFailed)
+    assert failed.error == f"reward lengthy raised ValueError on row {run.task.prompt(3).row}: no"
+    assert sum(row["verifier_errors"] for row in run.rows()) == 1
+    assert 3 not in run.trained()
+    rows = [row for file in (tmp_path / "trajectories").iterdir() for row in pq.read_table(file).to_pylist()]
+    assert 3 not in {row["group"] for row in rows}
+
+
 async def test_a_reward_that_hangs_is_killed_named_and_replaced(tmp_path: Path) -> None:
     run = Run(tmp_path, schedule(on_failure="drop_group"), judge={"hangs_on": 3}, reward_deadline_s=0.2)
     stop = await run.go()
     assert stop.ok
     failed = run.records(CommandFailed)
-    assert all("rewards lengthy gave no answer on group 3" in event.error for event in failed)
+    (said,) = {event.error for event in failed}
+    question = run.task.prompt(3)
+    assert said == (
+        f"rewards lengthy gave no answer on group 3 (row {question.row} of memory: {question.text!r}), samples 0-1: "
+        "worker reward-0 did not answer score within 0.2 s and was killed; its deadline follows from reward.timeout_s"
+    )
     assert 3 not in run.trained()
     notices = [progress.message for progress in run.said if "started again" in progress.message]
     assert notices == ["worker reward-0 did not answer score within 0.2 s and was killed; it is started again"] * len(failed)
@@ -379,6 +395,7 @@ async def test_a_reward_worker_that_dies_over_a_group_costs_no_group_unless_that
     stop = await run.go()
     assert not stop.ok
     assert "gave no answer on group 2" in stop.reason
+    assert "two workers ended over it" in stop.reason
     assert len(run.records(CommandFailed)) == 1
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,41 @@ def test_every_sequence_lies_in_exactly_one_micro_batch_and_only_single_ones_exc
         assert len(packed.ids) <= budget or len(batch.sequences) == 1
         assert len(packed.ids) == sum(block.prefix + sum(block.own) for block in packed.blocks)
         assert len(packed.targets) == sum(len(sequences[index].ids) for index in batch.sequences)
+
+
+def rows_of(sequences: list[TrainingSequence], batches: list[tuple[int, ...]], shared: bool = True) -> list[int]:
+    return [len(pack([sequences[index] for index in batch], shared=shared).ids) for batch in batches]
+
+
+def test_micro_batches_are_as_equal_as_their_number_allows_and_not_full_ones_and_a_rest() -> None:
+    sequences = [sequence(g, s, 10, 21) for g in range(4) for s in range(4)]
+    assert rows_of(sequences, [batch.sequences for batch in plan(sequences, 350).batches]) == [180, 180]
+    assert rows_of(sequences, [batch.sequences for batch in plan(sequences, 180).batches]) == [180, 180]
+    assert rows_of(sequences, [batch.sequences for batch in plan(sequences, 360).batches]) == [360]
+    assert rows_of(sequences, [batch.sequences for batch in plan(sequences, 150).batches]) == [140, 140, 90]
+
+
+@given(
+    shape=st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=3)), min_size=1, max_size=3),
+    budget=st.integers(1, 60),
+    shared=st.booleans(),
+)
+def test_no_other_cut_into_fewer_micro_batches_or_smaller_ones_exists(
+    shape: list[tuple[int, list[int]]], budget: int, shared: bool
+) -> None:
+    sequences = [sequence(g, s, prompt, n) for g, (prompt, lengths) in enumerate(shape) for s, n in enumerate(lengths)]
+
+    def largest(cuts: tuple[int, ...]) -> int:
+        """Of the micro-batches that hold several sequences; one alone may exceed the budget."""
+        batches = [tuple(range(a, b)) for a, b in itertools.pairwise((0, *cuts, len(sequences))) if b > a + 1]
+        return max(rows_of(sequences, batches, shared), default=0)
+
+    found = [batch.sequences for batch in plan(sequences, budget, shared=shared).batches]
+    everywhere = range(1, len(sequences))
+    fewer = itertools.chain(*(itertools.combinations(everywhere, n) for n in range(len(found) - 1)))
+    assert all(largest(cuts) > budget for cuts in fewer)
+    as_many = itertools.combinations(everywhere, len(found) - 1)
+    assert largest(tuple(batch[0] for batch in found[1:])) == min(map(largest, as_many))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

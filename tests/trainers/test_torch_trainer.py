@@ -12,7 +12,7 @@ from paceline.models.load import load
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
-from paceline.types.errors import CheckpointError, ConfigError, TrainerError
+from paceline.types.errors import CheckpointError, ConfigError, ModelError, TrainerError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup
 
 torch.set_num_threads(1)
@@ -452,3 +452,23 @@ def test_metrics_of_a_correction_are_those_of_the_whole_update_however_it_is_spl
     assert seen[0] == pytest.approx(seen[1], abs=1e-12)
     assert seen[0]["correction/masked"] == pytest.approx(2 / 9)
     assert 0.7 < seen[0]["correction/effective_share"] < 7 / 9
+
+
+def test_what_only_the_slim_decoder_can_is_refused_by_name(tiny: Path) -> None:
+    config = ModelConfig(path=str(tiny), implementation="transformers")
+    for option in ("checkpoint_activations", "compile"):
+        with pytest.raises(ConfigError, match=rf"trainer\.{option} = true: only the slim decoder"):
+            TorchTrainer(
+                load(config, train=True),
+                algorithm=AlgorithmConfig(),
+                trainer=TrainerConfig(**{option: True}),
+                rollout=RolloutConfig(),
+                model=config,
+                total_updates=1,
+            )
+
+
+def test_without_a_compiler_the_trainer_does_not_start_and_says_which_one_is_missing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ModelError, match=r"trainer\.compile = true needs a C\+\+ compiler: 'no-such-compiler'"):
+        Bench(tiny, trainer={"compile": True})

@@ -14,6 +14,10 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 """[n, width] -> logits [n, vocabulary] in float32 (float64 for float64); `PackedModel.logits`."""
 
 
+_ROWS = 16
+"""Rows of logits that are looked at together where a pass over all of them would need another tensor of their size."""
+
+
 class TokenScores(NamedTuple):
     """Per token, natural logarithms, float32 (float64 for float64), each [N]."""
 
@@ -92,10 +96,11 @@ class _Normalised(torch.autograd.Function):
         """Of each log-prob: one-hot minus softmax, over its own set."""
         weights, kept_weights, ids = ctx.saved_tensors
         full, kept, _ = grads
+        # In place: nobody else holds these probabilities, and a second tensor of this size would double what a chunk takes.
         if kept_weights is None:
-            out = weights * -(full + kept)[:, None]
+            out = weights.mul_(-(full + kept)[:, None])
         else:
-            out = (weights * -full[:, None]).addcmul_(kept_weights, kept[:, None], value=-1)
+            out = weights.mul_(-full[:, None]).addcmul_(kept_weights, kept[:, None], value=-1)
         return out.scatter_add_(-1, ids[:, None], (full + kept)[:, None]), None, None, None
 
 
@@ -115,6 +120,7 @@ def _kept(scaled: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
 
 def _entropy(scaled: torch.Tensor, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """-sum p log p of rows [n, vocabulary] with logsumexp [n] -> [n]."""
-    # 0 x -inf is 0 here; the product of two matrices adds up without a tensor of this size.
-    finite = scaled if bool(scaled.amin().isfinite()) else scaled.clamp(min=torch.finfo(scaled.dtype).min)
-    return total - torch.bmm(weights[:, None], finite[:, :, None])[:, 0, 0]
+    # 0 x -inf is 0 here. A few rows at a time stay in the processor's cache, and no further tensor of this size is needed.
+    least = torch.finfo(scaled.dtype).min
+    pieces = zip(torch.split(scaled, _ROWS), torch.split(weights, _ROWS), strict=True)
+    return total - torch.cat([(rows.clamp(min=least) * shares).sum(-1) for rows, shares in pieces])

@@ -76,7 +76,7 @@ def train(
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show, _the_way_on(config):
             outcome = wire().train(config, resume=resume, on_progress=show)
-        raise typer.Exit(tell_outcome(outcome, show.history.summary(), out, err))
+        raise typer.Exit(tell_outcome(outcome, show.history.summary(), config.run.dir, out, err))
 
 
 @app.command()
@@ -121,7 +121,9 @@ def draw(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: timeline.json or .svg in RUN.")] = None,
     form: Annotated[Format | None, typer.Option("--format", help="Default: by the name of the output, else perfetto.")] = None,
     lineage: Annotated[int | None, typer.Option("--lineage", help="Which life of a resumed run; default: the last.")] = None,
-    start: Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before.")] = None,
+    start: Annotated[
+        float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before; 0 = the first record.")
+    ] = None,
     end: Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="Leave out what began after.")] = None,
 ) -> None:
     """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""

@@ -147,6 +147,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
         total=schedule.total_updates,
         interrupted=life.interrupted and (life.recorder.update < schedule.total_updates or not life.exported),
         model=str(rundir.model) if life.exported else "",
+        emulated=config.rollout.engine == "emulated",
         resumable=rundir.latest_checkpoint() is not None,
     )
 

@@ -221,6 +221,18 @@ WHOLE: list[Rule[Config]] = [
         "warn",
     ),
     Rule(
+        "slim_decoder_only",
+        ("model.implementation", "trainer.checkpoint_activations", "trainer.compile"),
+        "both are of the slim decoder; the model's own class runs as it is",
+        lambda c: c.model.implementation == "transformers" and (c.trainer.checkpoint_activations or c.trainer.compile),
+    ),
+    Rule(
+        "deterministic_kernels",
+        ("run.deterministic", "trainer.compile"),
+        "bits would depend on the C++ compiler of the machine, by which a resume cannot tell whether it computes alike",
+        lambda c: c.run.deterministic and c.trainer.compile,
+    ),
+    Rule(
         "micro_batch_holds_a_sequence",
         ("trainer.micro_batch_tokens", "rollout.max_prompt_tokens", "rollout.max_tokens"),
         "a sequence can be longer than the budget; it then makes a micro-batch of its own",

@@ -1,7 +1,8 @@
-"""An estimate of each process's memory, with its formulas. Libraries, allocator overhead and file caches come on top.
+"""An estimate of each process's largest memory, with its formulas: of the slim decoder, with answers of full length.
 
 Symbols: P parameters; L layers; w width; H, K heads and key-value heads; d head size; i width of the MLP; V vocabulary; b bytes of the
-compute dtype; m bytes of a master weight, and of what the KV cache holds: float32 at least.
+compute dtype; m bytes of a master weight, and of what the KV cache holds: float32 at least; R rows of the largest micro-batch. Why these
+and no others: docs/design/trainer.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from paceline.config.schema import Config
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 KV_PAGE = 32
 """Tokens per page of the engine's KV memory."""
+
+
+LIBRARIES = 400_000_000
+"""Bytes of a process that has loaded torch and transformers and nothing else; measured by benchmarks/memory.py."""
+_SERVED = "(2 P b + V w (4 - b)), bfloat16: with copies in the layout of the kernels"
 
 
 def kv_tokens_needed(prompt_tokens: int, max_tokens: int, samples: int = 1, page: int = KV_PAGE) -> int:
@@ -46,28 +52,66 @@ def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
     return (
-        Memory("engine", "weights", rollout.versions_held * shape.parameters * size, "versions_held x P b"),
+        Memory("engine", "libraries", LIBRARIES, "Python, torch, transformers"),
+        Memory("engine", "weights", rollout.versions_held * _served(shape, size), f"versions_held x {_SERVED}"),
         Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )
 
 
+def _served(shape: ModelShape, size: int) -> int:
+    """Bytes of weights that compute without gradients: in bfloat16 they are packed again for the CPU's kernels, the head in float32."""
+    plain = shape.parameters * size
+    return plain if size != BYTES["bfloat16"] else 2 * plain + shape.vocabulary * shape.width * (4 - size)
+
+
 def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
+    """What stays, and what comes on top of it at the worse of two moments."""
     size = BYTES[config.model.dtype]
-    master = max(4, size)
-    rows = max(config.trainer.micro_batch_tokens, config.rollout.max_prompt_tokens + config.rollout.max_tokens)
-    kept = 4 * shape.width + 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 4 * shape.intermediate
-    items = [
+    master, head = max(4, size), shape.vocabulary * shape.width
+    stays = [
+        Memory("trainer", "libraries", LIBRARIES, "Python, torch, transformers"),
         Memory("trainer", "master weights", shape.parameters * master, "P m"),
-        Memory("trainer", "gradients", shape.parameters * master, "P m"),
         Memory("trainer", "AdamW moments", 2 * shape.parameters * master, "2 P m"),
-        Memory("trainer", "activations", rows * shape.layers * kept * size, "micro-batch rows x L x (4 w + 2 (H + K) d + 4 i) x b"),
-        Memory(
-            "trainer", "logits chunk", 3 * config.trainer.head_chunk * shape.vocabulary * master, "3 x head_chunk x V x m (with gradient)"
-        ),
     ]
     if size < master:
-        items.insert(1, Memory("trainer", "compute weights", shape.parameters * size, "P b"))
+        stays.append(Memory("trainer", "rounded head", head * master, "V w m"))
     if config.algorithm.kl != "none":
-        items.append(Memory("trainer", "reference model", shape.parameters * size, "P b"))
-    return tuple(items)
+        stays.append(Memory("trainer", "reference model", _served(shape, size), _SERVED))
+    return (*stays, *max(_head_phase(config, shape), _step_phase(shape, master), key=lambda items: sum(item.bytes for item in items)))
+
+
+def _head_phase(config: Config, shape: ModelShape) -> list[Memory]:
+    """When the backward pass of the last micro-batch begins: everything is kept, and nothing of it released."""
+    size, rollout, schedule = BYTES[config.model.dtype], config.rollout, config.schedule
+    master, head = max(4, size), shape.vocabulary * shape.width
+    update = schedule.groups_per_update * (rollout.max_prompt_tokens + schedule.group_size * (rollout.max_tokens - 1))
+    budget = config.trainer.micro_batch_tokens
+    rows = min(update, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
+    several = update > budget or schedule.groups_per_dispatch not in (None, schedule.groups_per_update)
+    layer = 2 * shape.width + 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 2 * shape.intermediate
+    kept, formula = shape.layers * layer, "R L (2 w + 2 (H + K) d + 2 i) b"
+    if config.trainer.checkpoint_activations:
+        kept, formula = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b"
+    copies = 2 + (rollout.temperature != 1) + 2 * (rollout.top_p < 1 or rollout.top_k > 0)
+    items = [
+        Memory("trainer", "activations", rows * kept * size, formula),
+        Memory(
+            "trainer",
+            "logits",
+            copies * config.trainer.head_chunk * shape.vocabulary * master,
+            f"{copies} head_chunk V m (logits, probabilities)",
+        ),
+        Memory("trainer", "gradient of the head", 2 * head * master, "2 V w m (sum, addend)"),
+    ]
+    if several:
+        items.insert(0, Memory("trainer", "gradients", shape.parameters * master, "P m"))
+    return items
+
+
+def _step_phase(shape: ModelShape, master: int) -> list[Memory]:
+    """When the backward pass ends: all gradients, and that of the embedding once more."""
+    return [
+        Memory("trainer", "gradients", shape.parameters * master, "P m"),
+        Memory("trainer", "gradient of the embedding", shape.vocabulary * shape.width * master, "V w m"),
+    ]

@@ -117,7 +117,8 @@ class ScheduleConfig(Section):
     staleness: int | None = Field(default=None, ge=0)
     """S, streaming: largest staleness at consumption, versions; default 1."""
     overstale: Literal["pace", "retry", "drop"] = "pace"
-    """streaming: keep within S by pacing (nothing is lost), or retry or drop groups that are too old, counted."""
+    """streaming: keep within S by pacing (nothing is lost), or let groups get too old, and drop them or retry them (once, then paced); both
+    counted."""
     at_publish: Literal["keep", "recompute", "drain"] = "keep"
     """streaming, unfinished work at a publish: keep its KV cache, rebuild it, or finish it first."""
     buffer_groups: int | None = Field(default=None, ge=1)
@@ -217,8 +218,14 @@ class TrainerConfig(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm; applied after the scaling by the denominator."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
-    """Token budget of a micro-batch, prompts counted once per group; changes the result by rounding only. With run.deterministic no
-    micro-batch spans groups."""
+    """Token budget of a micro-batch, prompts counted once per group; an update is cut into as few of them as it allows, as equal as can be.
+    Changes the result by rounding only. With run.deterministic no micro-batch spans groups."""
+    checkpoint_activations: bool = False
+    """Keep each layer's input only, and compute the layer again in the backward pass: less memory (`--dry-run` says how much), more time,
+    the same bits. Slim decoder only."""
+    compile: bool = False
+    """Run what lies between attentions through torch.compile: needs a C++ compiler on a CPU and a minute at the start; changes the result
+    by rounding. Slim decoder only."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows of logits that exist at once."""
     nonfinite_limit: int = Field(default=3, ge=1)

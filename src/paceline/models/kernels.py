@@ -3,8 +3,8 @@
 Weights may be stored in another dtype than the one computed in: they are cast where they are used, so a float32 master
 weight receives its gradient in float32 while the numbers equal, bit for bit, those of an engine that stores the cast weights.
 
-Frozen bfloat16 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed by
-the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
+Frozen bfloat16 and float32 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed
+by the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
 """
 
 from __future__ import annotations
@@ -19,13 +19,109 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+Make = Callable[[torch.Tensor], torch.Tensor]
+
 _ROWS_HINT = 64
 """Number of rows the layout of a packed copy is chosen for; it works for any."""
 
 
+def _recorded(*tensors: torch.Tensor) -> bool:
+    """Whether a backward pass will ask for what is computed from `tensors`. A compiler decides by itself what it keeps for that."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm over the last dimension: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32 (float64 for float64)."""
+    if _recorded(x, weight):
+        scaled: torch.Tensor = _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+        return scaled
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+class _Norm(torch.autograd.Function):
+    """Keeps its input alone. With u = x / sqrt(mean(x^2) + eps) and h = gradient * weight: (h - u mean(h u)) / sqrt(mean(x^2) + eps)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As `norm`."""
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """In float32 (float64 for float64), rounded at the end."""
+        x, weight = ctx.saved_tensors
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        scale = (length.square() / x.shape[-1] + ctx.eps).rsqrt()
+        grad, unit, factors = grads[0].to(wide), x.to(wide) * scale, weight.to(x.dtype).to(wide)
+        product = grad * unit
+        for_weight = product.flatten(0, -2).sum(0)
+        share = product.mul_(factors).mean(-1, keepdim=True)
+        for_x = (grad * factors).sub_(unit.mul_(share)).mul_(scale)
+        return for_x.to(x.dtype), for_weight.to(weight.dtype), None
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [T, n, d] by angles [T, 1, d]; pairs are (i, i + d/2); cos and sin are wider than x where x is bfloat16."""
+    if _recorded(x):
+        turned: torch.Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        return turned
+    return _rotated(x, cos, sin)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation, whose gradient is turned back; nothing of x is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """As `rotate`."""
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """By the negative angle: both halves of cos and of sin are equal."""
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, -sin), None, None
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2 x inner], gate beside up -> silu(gate) * up [T, inner]."""
+    if _recorded(gate_up):
+        product: torch.Tensor = _Gated.apply(gate_up)  # type: ignore[no-untyped-call]
+        return product
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class _Gated(torch.autograd.Function):
+    """Keeps its input alone and makes silu(gate) again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        """As `gated`."""
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        """Both halves next to each other."""
+        (gate_up,), (grad,) = ctx.saved_tensors, grads
+        gate, up = gate_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_up)
+        for_gate, for_up = result.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=for_gate)
+        torch.mul(grad, F.silu(gate), out=for_up)
+        return result
 
 
 def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn.Linear:
@@ -59,9 +155,9 @@ class _Derived:
 class Projection:
     """One or more linear layers that read the same input, run as one product: the one place where the body multiplies matrices.
 
-    The layers' parameters keep their own names but lie next to each other in one storage, also in deep copies. Without
-    gradients the product reads that storage, or a packed copy of it. With gradients, or after something moved a parameter
-    elsewhere (`.to`, a wrapper), the parts are concatenated at use.
+    The layers' parameters keep their own names but lie next to each other in one storage, also in deep copies. The product
+    reads that storage, or a packed copy of it. After something moved a parameter elsewhere (`.to`, a wrapper), and for a
+    compiler, the parts are concatenated at use.
     """
 
     def __init__(self, *layers: nn.Linear) -> None:
@@ -80,18 +176,53 @@ class Projection:
         """One of the copied layers: copying parameters one by one takes them apart."""
         return Projection(*copy.deepcopy(self.layers, memo))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x."""
-        return _in_company(self._product, x)
+    def __call__(self, x: torch.Tensor, make: Make | None = None) -> torch.Tensor:
+        """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x; with `make` those of make(x).
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        A backward pass then needs x alone and makes make(x) again: for cheap functions whose own gradient keeps x anyway.
+        """
+        return _in_company(lambda rows: self._product(rows, make), x)
+
+    def _product(self, source: torch.Tensor, make: Make | None) -> torch.Tensor:
+        x = source if make is None else make(source)
         weights = [layer.weight for layer in self.layers]
-        biases = [layer.bias for layer in self.layers]
-        bias = None if biases[0] is None else _joined(biases, x.dtype)
+        biases = [layer.bias for layer in self.layers if layer.bias is not None]
+        if torch.compiler.is_compiling():
+            return F.linear(x, _side_by_side(weights, x.dtype), _side_by_side(biases, x.dtype) if biases else None)
+        if _recorded(x, *weights):
+            given = (None, None) if make is None else (make, source.detach())
+            result: torch.Tensor = _Product.apply(x, *given, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+            return result
+        bias = _joined(biases, x.dtype) if biases else None
         if _servable(x, weights):
             packed = self._packed.get(weights, "packed", lambda: _pack(_joined(weights, x.dtype)))
             return _packed_product(x, packed, bias)
         return F.linear(x, _joined(weights, x.dtype), bias)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b of layers side by side. Neither the weights in the dtype of x are kept nor, where it can be made again, x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, make: Make | None, source: torch.Tensor | None, count: int, *parts: torch.Tensor
+    ) -> torch.Tensor:
+        """x [T, in] = make(source) where these are given; parts: `count` weights [out, in], then as many biases [out] or none."""
+        ctx.save_for_backward(x if source is None else source, *parts)
+        ctx.make, ctx.count = make, count
+        return F.linear(x, _joined(parts[:count], x.dtype), _joined(parts[count:], x.dtype) if parts[count:] else None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Products in the dtype of x, summed up by the caller in that of the weights."""
+        (x, *parts), (grad,) = ctx.saved_tensors, grads
+        weights, biases = parts[: ctx.count], parts[ctx.count :]
+        for_x = grad @ _joined(weights, grad.dtype) if ctx.needs_input_grad[0] else None
+        for_weights = grad.t() @ (x if ctx.make is None else ctx.make(x))
+        found = [*torch.split(for_weights.to(weights[0].dtype), [weight.shape[0] for weight in weights])]
+        if biases:
+            found += torch.split(grad.sum(0).to(biases[0].dtype), [bias.shape[0] for bias in biases])
+        return for_x, None, None, None, *found
 
 
 class Head:
@@ -111,9 +242,12 @@ class Head:
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
+        servable = _servable(hidden, [weight])
         if hidden.dtype != torch.bfloat16:
+            if servable:
+                return _packed_product(hidden, self._copy.get([weight], "packed", lambda: _pack(weight.detach())), None)
             return F.linear(hidden, weight.to(hidden.dtype))
-        if _servable(hidden, [weight]):
+        if servable:
             with bfloat16_products():
                 packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
                 return _packed_product(hidden.float(), packed, None)
@@ -123,24 +257,22 @@ class Head:
 
 
 class _HeadProduct(torch.autograd.Function):
-    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result, forward and backward."""
+    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result. Gradients are products of bfloat16, as everywhere."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """hidden [N, width] bfloat16, weight [vocabulary, width], rounded its bfloat16 values in float32 -> [N, vocabulary]."""
-        ctx.save_for_backward(hidden, rounded)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(hidden, weight)
         with bfloat16_products():
             return F.linear(hidden.float(), rounded)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients in the dtypes of hidden and weight."""
-        hidden, rounded = ctx.saved_tensors
-        (grad,) = grads
-        with bfloat16_products():
-            for_hidden = (grad @ rounded).to(hidden.dtype) if ctx.needs_input_grad[0] else None
-            for_weight = (grad.t() @ hidden.float()).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+        hidden, weight = ctx.saved_tensors
+        grad = grads[0].to(hidden.dtype)
+        for_hidden = grad @ weight.to(hidden.dtype) if ctx.needs_input_grad[0] else None
+        for_weight = (grad.t() @ hidden).to(weight.dtype) if ctx.needs_input_grad[1] else None
         return for_hidden, for_weight, None
 
 
@@ -150,20 +282,21 @@ def _in_company(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Ten
 
 
 def _servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
-    """Whether a packed copy may stand for these weights: bfloat16 on a CPU that computes it, no gradient asked for, changes tracked."""
+    """Whether a packed copy may stand for these weights: a CPU that computes in their dtype, no gradient asked for, changes tracked."""
     return (
         x.device.type == "cpu"
-        and all(tensor.dtype == torch.bfloat16 and not tensor.requires_grad and not tensor.is_inference() for tensor in weights)
+        and all(tensor.dtype == x.dtype and not tensor.requires_grad and not tensor.is_inference() for tensor in weights)
         and not (x.requires_grad and torch.is_grad_enabled())
-        and x.dtype == torch.bfloat16
-        and _onednn_computes_bfloat16()
+        and _onednn_computes(x.dtype)
     )
 
 
 @functools.cache
-def _onednn_computes_bfloat16() -> bool:
+def _onednn_computes(dtype: torch.dtype) -> bool:
     backend: Any = torch.backends.mkldnn
-    return bool(backend.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not backend.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
@@ -178,19 +311,20 @@ def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | 
 
 
 def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The parts as one tensor along the first dimension, in `dtype`: a view where their storage allows it."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first.to(dtype)
-    if torch.is_grad_enabled() and first.requires_grad:
-        return torch.cat([part.to(dtype) for part in parts])
+    """The parts as one tensor along the first dimension, in `dtype`, without gradient: a view where their storage allows it."""
+    first = parts[0].detach()
     end = first.data_ptr()
     for part in parts:
         if part.data_ptr() != end:
-            return torch.cat([part.detach().to(dtype) for part in parts])
+            return _side_by_side([part.detach() for part in parts], dtype)
         end += part.nbytes
     rows = sum(part.shape[0] for part in parts)
-    return first.detach().as_strided((rows, *first.shape[1:]), first.stride()).to(dtype)
+    return first.as_strided((rows, *first.shape[1:]), first.stride()).to(dtype)
+
+
+def _side_by_side(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """A copy of the parts along the first dimension, in `dtype`."""
+    return torch.cat([part.to(dtype) for part in parts])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -53,6 +53,15 @@ class PackedModel(Protocol):
 
     def load_tensors(self, path: Path) -> str:
         """Copy a safetensors file into the weights in place, every packed copy included; return `fingerprint` of what lies in them."""
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A model that can train with less memory or in less time."""
+
+    def tune(self, *, layers_again: bool, compiled: bool) -> None:
+        """layers_again: keep each layer's input only, and compute the layer again in the backward pass; no bit changes. compiled: run it
+        through torch.compile; results change by rounding. ModelError where this machine cannot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Parameters carry their Hugging Face names and are leaves, so optimizers, checkpo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.models.kernels import Head, Projection, bare_linear, norm
+from paceline.models.compiling import compile_parts
+from paceline.models.kernels import Head, Projection, bare_linear, gated, norm, rotate
 from paceline.models.packed import Attend, Shape
 from paceline.models.store import copy_into
 from paceline.types.errors import ModelError
@@ -128,23 +131,18 @@ class Attention(nn.Module):
         self.qkv = Projection(self.q_proj, self.k_proj, self.v_proj)
         self.out = Projection(self.o_proj)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """x [T, width], cos and sin [T, 1, head_dim] -> [T, width]."""
+    def inputs(self, x: torch.Tensor, norm: Norm, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [T, width], cos and sin [T, 1, head_dim] -> rotated q [T, heads, d] and k, and v [T, kv_heads, d], of norm(x)."""
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
-        rows = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
+        rows = self.qkv(x, norm).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
-            q, k = _rotate(self.q_norm(q), cos, sin), _rotate(self.k_norm(k), cos, sin)
-        else:
-            turned, v = torch.split(rows, [heads + kv_heads, kv_heads], dim=1)
-            q, k = torch.split(_rotate(turned, cos, sin), [heads, kv_heads], dim=1)
-        return self.out(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of x [T, n, d]; the pairs are (i, i + d/2); cos and sin are wider than x where x is bfloat16."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    return (torch.cat((first, second), -1) * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+            q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
+            return q, k, v
+        turned, v = torch.split(rows, [heads + kv_heads, kv_heads], dim=1)
+        q, k = torch.split(rotate(turned, cos, sin), [heads, kv_heads], dim=1)
+        # A backward pass needs v, and not the rows that it is a part of.
+        return q, k, v.clone() if torch.is_grad_enabled() else v
 
 
 class Feedforward(nn.Module):
@@ -159,10 +157,9 @@ class Feedforward(nn.Module):
         self.gate_up = Projection(self.gate_proj, self.up_proj)
         self.down = Projection(self.down_proj)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, width] -> [T, width]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+    def forward(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """x [T, width] -> that of norm(x), [T, width]."""
+        return self.down(self.gate_up(x, norm), gated)
 
 
 class Block(nn.Module):
@@ -175,10 +172,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = Norm(spec.shape.width, spec.eps, like)
         self.mlp = Feedforward(spec, like)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """x [T, width] -> [T, width]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def before(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [T, width] -> what the attention reads."""
+        return self.self_attn.inputs(x, self.input_layernorm, cos, sin)
+
+    def after(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """x [T, width] and what the attention gave [T, heads, d] -> [T, width]."""
+        x = x + self.self_attn.out(attended.reshape(x.shape[0], -1))
+        result: torch.Tensor = x + self.mlp(x, self.post_attention_layernorm)
         return result
 
 
@@ -187,8 +188,9 @@ class Body(nn.Module):
 
     def __init__(self, spec: SlimSpec, like: torch.Tensor) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(1, 1, device="meta")
-        self.embed_tokens.weight = nn.Parameter(torch.empty(spec.shape.vocabulary, spec.shape.width, dtype=like.dtype, device=like.device))
+        # Not drawn at random and thrown away: torch's way to do that on no device imports its compiler, half a second in every worker.
+        empty = torch.empty(spec.shape.vocabulary, spec.shape.width, dtype=like.dtype, device=like.device)
+        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(Block(spec, layer, like) for layer in range(spec.shape.layers))
         self.norm = Norm(spec.shape.width, spec.eps, like)
 
@@ -210,6 +212,9 @@ class SlimDecoder(nn.Module):
         self.model = Body(spec, like)
         self.lm_head = None if spec.tied else bare_linear(spec.shape.width, spec.shape.vocabulary, False, like)
         self._head = Head(self.lm_head or self.model.embed_tokens)
+        self._before: Callable[..., Any] = Block.before
+        self._after: Callable[..., Any] = Block.after
+        self._layers_again = False
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         self.shape = replace(spec.shape, parameters=sum(tensor.numel() for tensor in self.parameters()))
 
@@ -218,13 +223,28 @@ class SlimDecoder(nn.Module):
         cos, sin = self._angles(positions)
         x = F.embedding(ids, self.model.embed_tokens.weight, self.spec.padding_id).to(self.compute)
         for block in self.model.layers:
-            x = block(x, cos, sin, attend)
+            if self._layers_again and torch.is_grad_enabled():
+                x = checkpoint(self._layer, block, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = self._layer(block, x, cos, sin, attend)
         result: torch.Tensor = self.model.norm(x)
+        return result
+
+    def _layer(self, block: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
+        attended = attend(block.self_attn.layer, *self._before(block, x, cos, sin))
+        result: torch.Tensor = self._after(block, x, attended)
         return result
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
         return self._head(hidden)
+
+    def tune(self, *, layers_again: bool, compiled: bool) -> None:
+        """As `Tunable`. What lies around the attention is compiled, once for all layers and any number of rows."""
+        self._layers_again = layers_again
+        self._before, self._after = (
+            compile_parts(self.frequencies.device, Block.before, Block.after) if compiled else (Block.before, Block.after)
+        )
 
     def load_tensors(self, path: Path) -> str:
         """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""

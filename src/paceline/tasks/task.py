@@ -45,7 +45,8 @@ class RowTask:
         """Reasons of the first skipped and filtered rows, at most 10."""
         if not self._prompts:
             held = "; eval.hold_out leaves the evaluation's problems out of training" if self.counts.get("excluded") else ""
-            raise DataError(f"no rows left: {', '.join(f'{name} {count}' for name, count in self.counts.items())}{held}")
+            why = f"; the first that was left out: {skipped[0]}" if skipped else ""
+            raise DataError(f"no rows left: {', '.join(f'{name} {count}' for name, count in self.counts.items())}{held}{why}")
         self._order = lru_cache(maxsize=4)(self._permutation)
 
     def __len__(self) -> int:
@@ -91,6 +92,16 @@ class RowTask:
         gone = len(self._prompts) - len(kept)
         counts = {**self.counts, "excluded": self.counts.get("excluded", 0) + gone, "kept": len(kept)}
         return RowTask(kept, seed=self._seed, shuffle=self._shuffle, counts=counts, skipped=self.skipped)
+
+    def without(self, bad: Mapping[int, str]) -> RowTask:
+        """The same task without these rows (row number -> what is wrong with it), which `counts["bad"]` counts.
+
+        Raises DataError when nothing is left.
+        """
+        kept = [prompt for prompt in self._prompts if prompt.row not in bad]
+        counts = {**self.counts, "bad": self.counts.get("bad", 0) + len(self._prompts) - len(kept), "kept": len(kept)}
+        notes = (*self.skipped, *(f"row {row}, {why}" for row, why in bad.items()))[:_SHOWN]
+        return RowTask(kept, seed=self._seed, shuffle=self._shuffle, counts=counts, skipped=notes)
 
     def _permutation(self, epoch: int) -> tuple[int, ...]:
         if not self._shuffle:

@@ -46,23 +46,38 @@ class PackedBatch:
 
 
 def plan(sequences: Sequence[TrainingSequence], budget: int, *, shared: bool = True, rank: int = 0) -> BatchPlan:
-    """Fill micro-batches in order up to `budget` rows; a sequence over the budget gets one of its own.
+    """As few micro-batches, in order, as `budget` rows each allow, and the largest of them as small as that number allows.
 
-    `shared`: a group's prompt counts once per micro-batch. Groups may be split: their prompt is then computed again.
+    A sequence over the budget gets one of its own. `shared`: a group's prompt counts once per micro-batch. Groups may be split: their
+    prompt is then computed again.
     """
-    batches: list[PlannedBatch] = []
-    current: list[int] = []
+    batches = _filled(sequences, budget, shared)
+    low, high = 1, budget
+    while low < high:
+        middle = (low + high) // 2
+        tried = _filled(sequences, middle, shared)
+        if len(tried) > len(batches):
+            low = middle + 1
+        else:
+            batches, high = tried, middle
+    return BatchPlan(tuple(PlannedBatch(rank, tuple(batch)) for batch in batches))
+
+
+def _filled(sequences: Sequence[TrainingSequence], budget: int, shared: bool) -> list[list[int]]:
+    """Indices of the sequences in order, each in the last micro-batch while it fits. A larger budget never gives more of them."""
+    batches: list[list[int]] = []
     rows = 0
     for index, sequence in enumerate(sequences):
         own = max(len(sequence.ids) - 1, 0)
-        joins = shared and bool(current) and sequences[current[-1]].group == sequence.group
+        joins = shared and bool(batches) and sequences[index - 1].group == sequence.group
         cost = own if joins else own + len(sequence.prompt)
-        if current and rows + cost > budget:
-            batches.append(PlannedBatch(rank, tuple(current)))
-            current, rows, cost = [], 0, own + len(sequence.prompt)
-        current.append(index)
-        rows += cost
-    return BatchPlan((*batches, PlannedBatch(rank, tuple(current))) if current else ())
+        if batches and rows + cost <= budget:
+            batches[-1].append(index)
+            rows += cost
+        else:
+            batches.append([index])
+            rows = own + len(sequence.prompt)
+    return batches
 
 
 def pack(sequences: Sequence[TrainingSequence], *, shared: bool = True) -> PackedBatch:

@@ -37,6 +37,10 @@ class EngineError(PacelineError):
     """A rollout engine refused or lost work; the message names the trajectory and the instance."""
 
 
+class StateFileError(EngineError):
+    """A file for trajectories on their way between engines cannot be written or read; the message names it. The engine is well."""
+
+
 class TrainerError(PacelineError):
     """The trainer could not finish a dispatch or an update; the message names the groups."""
 

@@ -1,0 +1,312 @@
+"""One update of paceline against one of TRL's GRPOTrainer: seconds of generation and of training, and peak memory.
+
+Both sides: the same model, prompts, group size, AdamW (fused), threads, float32 weights computed in bfloat16, every completion exactly
+max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. An update's
+seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
+engine. Memory is the peak of the proportional set size, summed over all processes of a side. TRL gets the fastest of the settings in TRIED
+on this machine, measured first, and an environment of its own (made at --venv if it is not there). The ceiling, measured beside it, is what
+dense products and reading the weights would take at this machine's speed. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evidence import ROOT, Quiet, measured
+from paceline.models.load import load_tokenizer, resolve
+from paceline.models.smollm2 import NAME
+from paceline.runtime.process import MEMORY
+
+TRL = ("trl==1.16.0", "gguf")
+TRIED = {"attention": ("sdpa", "eager"), "micro_batch": (8, 32)}
+"""Settings of TRL that are tried in every combination: attention implementation, completions per forward and backward. The best of them is
+tried again with the allocator's variables that paceline sets for its workers, which a user of TRL could set too."""
+QUESTIONS = (
+    "Tell me a long story about {}.",
+    "Explain in detail how {} works.",
+    "List many facts about {}.",
+    "Write a long letter about {}.",
+)
+TOPICS = ("the sea", "a clock", "bread", "the moon", "a library", "rain", "a train", "gardens")
+TARGETS = {"trl_seconds_over_ours": 3.0, "our_memory_over_trl": 1.3}
+WARMUP = 1
+KEEPS = "keeps memory"
+"""Value of the setting `allocator` with paceline's variables."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What both sides do in one run."""
+
+    groups: int
+    group_size: int
+    max_tokens: int
+    updates: int
+    threads: int
+    rate: float = 1e-6
+
+    @property
+    def batch(self) -> int:
+        """Completions of an update."""
+        return self.groups * self.group_size
+
+
+def prompts(job: Job) -> list[str]:
+    """Questions in the chat template, enough for every update."""
+    tokenizer = load_tokenizer(resolve(NAME))
+    asked = [question.format(topic) for topic, question in itertools.product(TOPICS, QUESTIONS)]
+    chats = [[{"role": "user", "content": text}] for text in asked]
+    texts = [str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)) for chat in chats]
+    return [texts[i % len(texts)] for i in range(job.groups * job.updates)]
+
+
+def pss(root: int) -> dict[str, int]:
+    """Proportional set size of a process and all its descendants, bytes by the names of the files that they log to."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has just ended
+    family = {root}
+    while grown := {child for child, parent in parents.items() if parent in family} - family:
+        family |= grown
+    found: Counter[str] = Counter()
+    for pid in family:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            name = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
+        except OSError:
+            continue
+        found[name] += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+    return dict(found)
+
+
+def watched(command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
+    """Run a command to its end: peak memory and how busy others were. RuntimeError with the end of its log if it fails."""
+    peak: dict[str, int] = {}
+    with Quiet() as quiet, log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output)
+        while process.poll() is None:
+            peak = max(peak, pss(process.pid), key=lambda found: sum(found.values()))
+            time.sleep(0.3)
+    if process.returncode:
+        raise RuntimeError(f"{command}: {log.read_text()[-2000:]}")
+    return {"peak_pss_bytes": sum(peak.values()), "peak_by_process": peak, "other_load": quiet.found}
+
+
+def trl(job: Job, python: Path, scratch: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """A run of TRL's."""
+    file, out = scratch / "job.json", scratch / "trl.json"
+    given = {
+        **asdict(job),
+        **settings,
+        "model": str(resolve(NAME)),
+        "prompts": prompts(job),
+        "scratch": str(scratch / "trl"),
+        "out": str(out),
+    }
+    file.write_text(json.dumps(given))
+    variables = _threads(job) | (MEMORY if settings["allocator"] == KEEPS else {})
+    seen = watched([str(python), str(ROOT / "benchmarks" / "trl_side.py"), str(file)], variables, scratch / "trl.log")
+    return seen | {"rows": json.loads(out.read_text())["rows"][WARMUP:]}
+
+
+def ours(job: Job, scratch: Path) -> dict[str, Any]:
+    """A run of paceline's: serial, one engine and one trainer process that take turns on all threads."""
+    directory, file = scratch / "run", scratch / "job.json"
+    shutil.rmtree(directory, ignore_errors=True)
+    given = {**asdict(job), "prompts": prompts(job), "dir": str(directory), "task": str(scratch / "prompts.jsonl")}
+    file.write_text(json.dumps(given))
+    seen = watched([sys.executable, __file__, "side", "--job", str(file)], _threads(job), scratch / "ours.log")
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    found = [_row(row) for row in rows if row["axis"] == "update"]
+    return seen | {"rows": found[WARMUP:]}
+
+
+def _row(row: dict[str, Any]) -> dict[str, float]:
+    """Of an update: `seconds` is all the time since the update before, publishing, loading, rewards and waiting included."""
+    training = row["train_seconds"] + row["publish_seconds"]
+    return {"seconds": row["step_time"], "generation": row["rollout_seconds"], "training": training}
+
+
+def _threads(job: Job) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def side(given: dict[str, Any]) -> None:
+    """What paceline's process does: the runtime with its own workers, but for lengths that do not end early."""
+    from lengths import REWARD, Lengths, workers
+    from paceline.cli import wire
+    from paceline.config.schema import Config
+
+    Path(given["task"]).write_text("".join(json.dumps({"prompt": text}) + "\n" for text in given["prompts"]))
+    config = Config.model_validate(
+        {
+            "run": {"dir": given["dir"], "updates": given["updates"], "keep_last": 1},
+            "model": {"path": NAME},
+            "task": {"kind": "file", "path": given["task"], "template": "plain", "shuffle": False},
+            "reward": (dict(REWARD),),
+            "rollout": {"slots": given["groups"] * given["group_size"], "max_prompt_tokens": 64, "max_tokens": given["max_tokens"]},
+            "schedule": {"group_size": given["group_size"], "groups_per_update": given["groups"]},
+            "trainer": {"learning_rate": given["rate"], "warmup_updates": 0},
+            "pool": {"rollout_threads": given["threads"], "trainer_threads": given["threads"]},
+        }
+    )
+    most = given["max_tokens"]
+    outcome = wire.train(config, workers=workers(config, Lengths(median=most, sigma=1.0, least=most, most=most)))
+    assert outcome.ok, outcome.reason
+
+
+def environment(directory: Path) -> Path:
+    """Python of an environment with TRL and the same torch and transformers as here, made if it is not there."""
+    python = directory / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+        command = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "torch", "transformers", *TRL]
+        subprocess.run(command, check=True)
+    return python
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Of the packages that decide TRL's side."""
+    modules = ("torch", "transformers", "trl", "accelerate")
+    code = f"import json, {', '.join(modules)}; print(json.dumps({{m.__name__: m.__version__ for m in ({', '.join(modules)})}}))"
+    return dict(json.loads(subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout))
+
+
+def best_settings(job: Job, python: Path, scratch: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The fastest of the settings tried, by the second of two updates, and all that were tried."""
+    short, tried = Job(**{**asdict(job), "updates": WARMUP + 1}), []
+
+    def attempt(**settings: Any) -> None:
+        found = trl(short, python, scratch, settings)
+        tried.append({"settings": settings, **found["rows"][0], "peak_pss_bytes": found["peak_pss_bytes"]})
+        print(tried[-1], flush=True)
+
+    sizes = sorted({size for size in (*TRIED["micro_batch"], job.batch) if size <= job.batch and job.batch % size == 0})
+    for attention, size in itertools.product(TRIED["attention"], sizes):
+        attempt(attention=attention, micro_batch=size, allocator="default")
+    attempt(**{**_fastest(tried), "allocator": KEEPS})
+    return _fastest(tried), tried
+
+
+def _fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
+    return dict(min(tried, key=lambda one: one["seconds"])["settings"])
+
+
+def ceiling(job: Job) -> dict[str, float]:
+    """This machine's speed, and what an update would take if nothing but dense products and reading the weights took time."""
+    torch.set_num_threads(job.threads)
+    a, b, big = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16(), torch.ones(2**28)
+    flops = 2 * 2048**3 / _best(lambda: a @ b)
+    bandwidth = big.nbytes / _best(big.sum)
+    parameters, head = 134_515_008, 49_152 * 576
+    tokenizer = load_tokenizer(resolve(NAME))
+    prompt = statistics.mean(len(tokenizer(text)["input_ids"]) for text in prompts(job)[: job.groups])
+    sampled, rows = job.batch * job.max_tokens, job.groups * prompt + job.batch * (job.max_tokens - 1)
+    step = max(2 * parameters / bandwidth, 2 * parameters * job.batch / flops)
+    return {
+        "bfloat16_flop_per_s": flops,
+        "read_bytes_per_s": bandwidth,
+        "generation_seconds": job.max_tokens * step,
+        "training_seconds": 6 * ((parameters - head) * rows + head * sampled) / flops,
+        "decode_tokens_per_s": job.batch / step,
+    }
+
+
+def _best(run: Any, repeats: int = 7) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians over the updates of all repeats, their quartiles, and ratios TRL / paceline, repeat by repeat."""
+    found: dict[str, Any] = {}
+    for part in ("seconds", "generation", "training"):
+        each = {name: [statistics.median(row[part] for row in run["rows"]) for run in sides] for name, sides in runs.items()}
+        ratios = [theirs / mine for theirs, mine in zip(each["trl"], each["paceline"], strict=True)]
+        found[part] = {**{name: _spread(values) for name, values in each.items()}, "ratio": _spread(ratios)}
+    peaks = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in runs.items()}
+    shares = [mine / theirs for theirs, mine in zip(peaks["trl"], peaks["paceline"], strict=True)]
+    found["peak_pss_bytes"] = {**{name: _spread(values) for name, values in peaks.items()}, "paceline_over_trl": _spread(shares)}
+    return found
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values), "values": values}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("compare", "side"), default="compare")
+    parser.add_argument("--job", type=Path)
+    parser.add_argument("--venv", type=Path, default=ROOT / "runs" / "trl-venv")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evidence-step-vs-trl")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--tiny", action="store_true", help="a smoke test: one repeat of 2 x 4 completions of 8 tokens, nothing written")
+    arguments = parser.parse_args()
+    if arguments.what == "side":
+        side(json.loads(arguments.job.read_text()))
+        return
+    job = Job(2, 4, 8, 2, arguments.threads) if arguments.tiny else Job(4, 8, 64, 4, arguments.threads)
+    repeats = 1 if arguments.tiny else arguments.repeats
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    if arguments.tiny:
+        print(json.dumps(compare(job, repeats, arguments.venv, arguments.runs), indent=1))
+        return
+    with measured("step-vs-trl", repeats=repeats) as figures:
+        figures |= compare(job, repeats, arguments.venv, arguments.runs)
+
+
+def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]:
+    """Everything that is claimed."""
+    python = environment(venv)
+    limits = ceiling(job)
+    settings, tried = best_settings(job, python, scratch)
+    runs: dict[str, list[dict[str, Any]]] = {"trl": [], "paceline": []}
+    for _ in range(repeats):
+        runs["trl"].append(trl(job, python, scratch, settings))
+        runs["paceline"].append(ours(job, scratch))
+        print({name: sides[-1] for name, sides in runs.items()}, flush=True)
+    result = summary(runs)
+    shares = {part: limits[f"{part}_seconds"] / result[part]["paceline"]["median"] for part in ("generation", "training")}
+    return {
+        "job": asdict(job),
+        "trl_versions": versions(python),
+        "trl_settings": settings,
+        "trl_settings_tried": tried,
+        "ceiling": limits,
+        "targets": TARGETS,
+        "holds": {
+            "time": result["seconds"]["ratio"]["median"] >= TARGETS["trl_seconds_over_ours"],
+            "memory": result["peak_pss_bytes"]["paceline_over_trl"]["median"] <= TARGETS["our_memory_over_trl"],
+        },
+        "share_of_ceiling": shares,
+        **result,
+        "runs": runs,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What an update of SmolLM2-135M costs the trainer: seconds, share of the machine's dense products, memory, by micro-batch and option.
+
+4 groups of 8 answers of 64 tokens behind prompts of 64: forward, backward and optimizer step, without generation or publishing. Every way
+is a process of its own; its first update is warm-up (with compilation, whose cost it shows). FLOP are those of the products that an update
+needs, 6 per weight and row: what is computed again does not count. The ceiling is a square bfloat16 product.
+
+Usage: python benchmarks/update.py [--tiny] [--only WAY...] [--profile WAY]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from evidence import Quiet, measured
+from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
+from paceline.models.load import load
+from paceline.models.smollm2 import NAME
+from paceline.ports.fakes.training import scored_group
+from paceline.runtime.process import MEMORY
+from paceline.trainers.torch_trainer import TorchTrainer
+from paceline.types.records import ScoredGroup
+
+GROUPS, SAMPLES, PROMPT, ANSWER = 4, 8, 64, 64
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "micro-batches of 512": {"micro_batch_tokens": 512},
+    "micro-batches of 1024": {"micro_batch_tokens": 1024},
+    "default": {},
+    "one micro-batch": {"micro_batch_tokens": 4096},
+    "chunks of 256 logits": {"head_chunk": 256},
+    "checkpointing": {"checkpoint_activations": True},
+    "compiled": {"compile": True},
+    "compiled, checkpointing": {"compile": True, "checkpoint_activations": True},
+    "float32": {},
+}
+
+
+def groups(update: int, answer: int) -> list[ScoredGroup]:
+    """Random tokens, and log-probs of no engine: an update's cost does not depend on them."""
+    random = np.random.default_rng(update)
+    found = []
+    for index in range(GROUPS):
+        answers = random.integers(5, 40_000, (SAMPLES, answer)).tolist()
+        found.append(scored_group(index, random.integers(5, 40_000, PROMPT), answers, random.random(SAMPLES).tolist(), version=99))
+    return found
+
+
+def side(way: str, threads: int, updates: int, answer: int, profiled: bool) -> dict[str, Any]:
+    """One way, in this process."""
+    torch.set_num_threads(threads)
+    model = ModelConfig(path=NAME, dtype="float32" if way == "float32" else "bfloat16")
+    trainer = TorchTrainer(
+        load(model, train=True),
+        algorithm=AlgorithmConfig(gap_stop=1e9),
+        trainer=TrainerConfig(warmup_updates=0, **WAYS[way]),
+        rollout=RolloutConfig(max_prompt_tokens=PROMPT, max_tokens=answer),
+        model=model,
+        total_updates=updates,
+    )
+    walls, busy = [], []
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=False) if profiled else nullcontext() as recorded:
+        for update in range(updates):
+            batch, started, used = groups(update, answer), time.perf_counter(), time.process_time()
+            trainer.accumulate(batch)
+            trainer.step()
+            walls.append(time.perf_counter() - started)
+            busy.append(time.process_time() - used)
+    if profiled:
+        print(recorded.key_averages().table(sort_by="self_cpu_time_total", row_limit=45))
+    return {"first": walls[0], "walls": walls[1:], "cpu": busy[1:], "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def ceiling(threads: int) -> float:
+    """FLOP/s of a bfloat16 product of squares, the best of several."""
+    torch.set_num_threads(threads)
+    a, b = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
+    seconds = []
+    for _ in range(9):
+        started = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - started)
+    return 2 * 2048**3 / min(seconds)
+
+
+def products(answer: int) -> float:
+    """FLOP of the dense products of an update; attention is left out."""
+    parameters, head = 134_515_008, 49_152 * 576
+    rows, tokens = GROUPS * (PROMPT + SAMPLES * (answer - 1)), GROUPS * SAMPLES * answer
+    return 6 * (parameters - head) * rows + 6 * head * tokens
+
+
+def measure(way: str, threads: int, updates: int, answer: int) -> dict[str, Any]:
+    """One way, in a process like a worker's."""
+    command = [sys.executable, __file__, "--side", way, "--threads", str(threads), "--updates", str(updates), "--answer", str(answer)]
+    done = subprocess.run(
+        command, env={**MEMORY, **os.environ, "OMP_NUM_THREADS": str(threads)}, check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    seconds = statistics.median(found["walls"])
+    return {
+        "seconds": seconds,
+        "cpu_seconds": statistics.median(found["cpu"]),
+        "all_seconds": found["walls"],
+        "first_update_more_seconds": found["first"] - seconds,
+        "flop_per_s": products(answer) / seconds,
+        "peak_bytes": found["peak_bytes"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=6)
+    parser.add_argument("--answer", type=int, default=ANSWER)
+    parser.add_argument("--side", choices=WAYS)
+    parser.add_argument("--profile", choices=WAYS)
+    parser.add_argument("--only", choices=WAYS, nargs="*", help="these only; nothing is written")
+    parser.add_argument("--tiny", action="store_true", help="a smoke test: two updates of answers of 4 tokens, nothing written")
+    arguments = parser.parse_args()
+    if arguments.side or arguments.profile:
+        way = arguments.side or arguments.profile
+        print(json.dumps(side(way, arguments.threads, arguments.updates, arguments.answer, bool(arguments.profile))))
+        return
+    if arguments.tiny or arguments.only:
+        updates, answer = (2, 4) if arguments.tiny else (arguments.updates, arguments.answer)
+        for way in arguments.only or WAYS:
+            print(way, json.dumps(measure(way, arguments.threads, updates, answer)), flush=True)
+        return
+    with measured("update", repeats=arguments.updates - 1) as figures:
+        figures |= {"threads": arguments.threads, "ceiling_flop_per_s": ceiling(arguments.threads), "ways": {}}
+        with Quiet() as quiet:
+            for way in WAYS:
+                figures["ways"][way] = measure(way, arguments.threads, arguments.updates, arguments.answer)
+                print(way, figures["ways"][way], flush=True)
+        figures["other_load"] = quiet.found
+
+
+if __name__ == "__main__":
+    main()

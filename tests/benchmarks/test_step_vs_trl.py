@@ -1,0 +1,38 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import step_vs_trl
+
+
+def run(seconds: list[float], peak: int) -> dict:
+    return {"rows": [{"seconds": s, "generation": s / 4, "training": s / 2} for s in seconds], "peak_pss_bytes": peak}
+
+
+def test_ratios_compare_the_medians_of_the_runs_that_took_turns() -> None:
+    found = step_vs_trl.summary(
+        {"trl": [run([9, 12, 30], 400), run([8, 8, 8], 500)], "paceline": [run([3, 4, 5], 500), run([1, 2, 9], 450)]}
+    )
+    assert found["seconds"]["ratio"]["values"] == [3.0, 4.0]
+    assert found["training"]["paceline"]["values"] == [2.0, 1.0]
+    assert found["peak_pss_bytes"]["paceline_over_trl"]["median"] == pytest.approx((1.25 + 0.9) / 2)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="proportional set sizes are Linux's")
+def test_the_memory_of_a_side_is_that_of_all_its_processes() -> None:
+    hold = "x = b'1' * 50_000_000; input()"
+    nested = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {hold!r}], stdin=sys.stdin); p.wait()"
+    process = subprocess.Popen([sys.executable, "-c", nested], stdin=subprocess.PIPE)
+    try:
+        least = 0
+        for _ in range(200):
+            least = max(least, sum(step_vs_trl.pss(process.pid).values()))
+            if least > 50_000_000:
+                break
+            subprocess.run([sys.executable, "-c", ""], check=True)
+        assert least > 50_000_000
+    finally:
+        process.communicate(b"\n")
