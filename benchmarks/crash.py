@@ -12,7 +12,7 @@ ended is continued with `paceline train --resume`, one that replaced its worker 
     bits      serial and pipelined run in deterministic mode: trainer state and model equal those of a run without kills, bit for bit
 
 `seconds` is the time from a kill to the first end of a trajectory that was admitted after it and belongs to the run as it stands.
-Usage: python benchmarks/crash.py [--games 40] [--kills 5] [--real 5] [--emulated 0] [--seed 0] [--presets serial ...] [--runs DIR]
+Usage: python benchmarks/crash.py [--tiny 200] [--real 5] [--emulated 0] [--kills 5] [--seed 0] [--presets serial ...] [--runs DIR]
 One line per finished game goes to DIR/games.jsonl; the same command continues it. Runs that fail a check stay in DIR, with what is needed
 to play them again.
 """
@@ -276,13 +276,16 @@ class Kill:
     who: str
     aim: str
     """`time`, or what should be under way."""
-    delay: float
-    """Seconds after the start of the process or the kill before, or after what was aimed at has begun."""
+    within: float
+    """Seconds after the start of the process or the kill before: the moment, or the last one at which what is aimed at may begin."""
+    delay: float = 0.0
+    """Seconds after that."""
     hit: str = ""
     """What was under way; empty: the run had ended before."""
     moment: float = 0.0
     """Seconds since the epoch."""
     seconds: float | None = None
+    """To the next answer; None: there was none before the next kill, or before the end."""
 
 
 @dataclass
@@ -316,7 +319,7 @@ def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> 
     found = []
     for who, gap in zip(deck[number * kills :][:kills], gaps, strict=True):
         aim = rng.choice(aims)
-        found.append(Kill(who, aim, gap if aim == "time" else rng.uniform(0, 0.02)))
+        found.append(Kill(who, aim, gap) if aim == "time" else Kill(who, aim, 2 * gap, rng.uniform(0, 0.02)))
     return found
 
 
@@ -326,8 +329,12 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
     process = Process(run, game.words, log)
     try:
         for kill in game.kills:
-            process = _alive(game, process)
-            _strike(kill, process, run, rng, seconds)
+            late = time.monotonic() + PATIENCE_S
+            while not kill.hit and process.code() != 0:  # it may end meanwhile, by the kill before
+                process = _alive(game, process)
+                _strike(kill, process, run, rng, seconds)
+                if time.monotonic() > late:
+                    raise RuntimeError(f"hangs: nothing to kill in {PATIENCE_S:g} s")
             if kill.hit and kill.who == "controller":
                 process.wait()
                 process = Process(run, game.words, log)
@@ -363,8 +370,7 @@ def _alive(game: Game, process: Process) -> Process:
 def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds: float) -> None:
     """Wait for the moment, and kill. Nothing happens when the run ends before it comes."""
     place = PLACES.get(kill.aim)
-    until = time.monotonic() + (kill.delay if place is None else seconds)
-    hit = kill.aim if place is None else "time"
+    until, hit = time.monotonic() + kill.within, "time"
     while time.monotonic() < until and process.code() is None:
         if place is not None and _under_way(run / place[0], place[1]):
             hit = kill.aim
@@ -378,7 +384,7 @@ def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds
             kill.moment, kill.hit = time.time(), hit
             os.kill(pid, signal.SIGKILL)
             return
-        time.sleep(STEP_S)
+        time.sleep(20 * STEP_S)  # it is being started
 
 
 def _under_way(directory: Path, pattern: str) -> bool:
@@ -396,8 +402,9 @@ def _check(game: Game, run: Path, reference: Mapping[str, str] | None) -> None:
         game.equal = found == reference
         game.faults += [f"{name} differs from that of a run without kills" for name in found if found[name] != reference[name]]
     struck = [kill for kill in game.kills if kill.hit]
-    for kill, after in zip(struck, useful(run, [kill.moment for kill in struck]), strict=True):
-        kill.seconds = None if after is None else round(after, 3)
+    nexts = [*(kill.moment for kill in struck[1:]), float("inf")]
+    for kill, following, after in zip(struck, nexts, useful(run, [kill.moment for kill in struck]), strict=False):
+        kill.seconds = None if after is None or kill.moment + after > following else round(after, 3)
 
 
 def prepare(root: Path) -> None:
@@ -440,13 +447,14 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
     played = {line["key"]: line for line in lines}
     models = (
         ("emulated", args.emulated, args.kills, args.updates),
-        ("tiny", args.games, args.kills, args.updates),
+        ("tiny", args.tiny, args.kills, args.updates),
         ("real", args.real, 1, args.real_updates),
     )
-    for model, games, kills, updates in models:
-        for number in range(games):
+    for model, total, kills, updates in models:
+        done = number = 0
+        while done < total:
             preset = args.presets[number % len(args.presets)]
-            turn = number // len(args.presets)
+            turn, number = number // len(args.presets), number + 1
             words = [str(root / f"{model}.toml"), f"schedule.preset={preset}", f"run.updates={updates}", *PRESETS[preset]]
             if model != "tiny":
                 words = [word for word in words if word != "run.deterministic=true"]
@@ -457,6 +465,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
             seconds, found = played[without]["seconds"], played[without]["bits"]
             key = f"{model} {preset} {turn}, seed {args.seed}, {kills} kills, {updates} updates"
             if key in played:
+                done += _hits(played[key])
                 continue
             plan = planned(preset, turn, kills, args.seed, seconds)
             run = root / f"{model}-{preset}-{args.seed}-{turn}"
@@ -469,7 +478,13 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
             else:
                 shutil.rmtree(run)
             _keep(file, played, asdict(game))
+            done += _hits(played[key])
     return figures([line for line in played.values() if "kills" in line])
+
+
+def _hits(game: Mapping[str, Any]) -> int:
+    """Kills that were done; one at least, so that a campaign ends."""
+    return max(1, sum(bool(kill["hit"]) for kill in game["kills"]))
 
 
 def _keep(file: Path, played: dict[str, Any], line: dict[str, Any]) -> None:
@@ -517,10 +532,10 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", type=int, default=40, help="on the tiny model")
-    parser.add_argument("--emulated", type=int, default=0, help="games of the emulated engine, whose processes start without torch")
-    parser.add_argument("--kills", type=int, default=5, help="in a game, but for the real model")
-    parser.add_argument("--real", type=int, default=5, help="games of one kill on the real model")
+    parser.add_argument("--tiny", type=int, default=200, help="kills on the tiny model")
+    parser.add_argument("--emulated", type=int, default=0, help="kills with the emulated engine, whose processes start without torch")
+    parser.add_argument("--kills", type=int, default=5, help="in a game; 1 on the real model")
+    parser.add_argument("--real", type=int, default=5, help="kills on the real model")
     parser.add_argument("--updates", type=int, default=30)
     parser.add_argument("--real-updates", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)

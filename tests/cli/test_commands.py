@@ -346,8 +346,7 @@ def test_the_error_of_a_run_that_had_begun_says_how_it_goes_on(wire: FakeWire, t
     (tmp_path / "ledger.sqlite").touch()
     done = call("train", QUICKSTART, f"run.dir={tmp_path}")
     assert done.exit_code == 1
-    assert done.stderr.endswith(
-        "failed: groups 1, 2\nwhat lies in the run directory stays usable: mend the cause, then continue it with --resume\n"
-    )
+    assert "failed: groups 1, 2\nwhat went wrong: paceline doctor" in done.stderr
+    assert done.stderr.endswith(f"when the cause is mended: paceline train {tmp_path}/config.toml --resume\n")
     wire.error = CheckpointError("step-3 is damaged")
     assert "usable" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr

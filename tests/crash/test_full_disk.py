@@ -161,7 +161,7 @@ def test_the_command_names_the_file_and_the_way_on_and_a_resume_takes_it(tmp_pat
     full = train(largest=120_000)
     assert full.returncode == 1, full.stderr
     assert "ledger.sqlite: disk I/O error" in full.stderr
-    assert "stays usable: mend the cause, then continue it with --resume" in full.stderr
+    assert f"stays usable; when the cause is mended: paceline train {run}/config.toml --resume" in full.stderr
     assert "Traceback" not in full.stderr
     assert train("--resume", largest=-1).returncode == 0
     assert repeated_or_lost(run, 4) == []

@@ -19,7 +19,7 @@ from paceline import __version__
 from paceline.cli.display import display, screen
 from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
-from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome
+from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
 from paceline.config.checks import warnings
 from paceline.config.faults import refuse
@@ -45,8 +45,6 @@ _Words = Annotated[
 ]
 _Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key; the same as KEY=VALUE, applied last.")]
 _Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Keys to set (dotted), or ~KEY for its default.")]
-
-WAY_ON = "what lies in the run directory stays usable: mend the cause, then continue it with --resume"
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +72,7 @@ def train(
             _print_plan(config)
             return
         out, err = screen(sys.stdout), screen(sys.stderr)
-        with display(out, err) as show, _the_way_on(config):
+        with _the_way_on(config), display(out, err) as show:
             outcome = wire().train(config, resume=resume, on_progress=show)
         raise typer.Exit(tell_outcome(outcome, show.history.summary(), config.run.dir, out, err))
 
@@ -206,13 +204,19 @@ def _shape(config: Config) -> ModelShape | None:
 
 @contextmanager
 def _the_way_on(config: Config) -> Iterator[None]:
-    """To the error of a run that had begun, add how it goes on."""
+    """After the error that ended a run, say how it goes on."""
     try:
         yield
     except (PacelineError, OSError) as error:
-        if not isinstance(error, ValueError) and Path(config.run.dir, "ledger.sqlite").is_file():
-            error.add_note(WAY_ON)
-        raise
+        if isinstance(error, ValueError):
+            raise
+        raise _failed(error, way_on(config.run.dir)) from error
+
+
+def _failed(error: Exception, after: Sequence[str] = ()) -> typer.Exit:
+    for line in (f"failed: {error}", *after):
+        typer.echo(line, err=True)
+    return typer.Exit(FAILED)
 
 
 @contextmanager
@@ -224,10 +228,7 @@ def _told() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(REFUSED) from error
     except (PacelineError, OSError) as error:  # also no permission, no such file: the error names it
-        typer.echo(f"failed: {error}", err=True)
-        if WAY_ON in getattr(error, "__notes__", ()):
-            typer.echo(WAY_ON, err=True)
-        raise typer.Exit(FAILED) from error
+        raise _failed(error) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
 
