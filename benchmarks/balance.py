@@ -7,10 +7,11 @@ Training takes as long as its tokens are many: those that were sampled, and ever
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
+
+from paceline.core.frontier import ends
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,7 @@ class Serial:
 
 def work(lengths: Sequence[int], slots: int) -> Work:
     """What an engine does that fills a free slot with the next sample at once."""
-    waiting, running, steps = deque(lengths), list[int](), 0
-    while waiting or running:
-        while waiting and len(running) < slots:
-            running.append(waiting.popleft())
-        least = min(running)
-        steps += least
-        running = [left - least for left in running if left > least]
+    steps = max((step for step, _, _ in ends([(tokens,) for tokens in lengths], slots, len(lengths))), default=0)
     return Work(steps, sum(lengths))
 
 

@@ -1,8 +1,9 @@
 """What `run.deterministic` costs: sampled tokens per second and seconds per update, beside the normal mode, with the real model.
 
 Per batch size, both modes decode the same requests in turn (answers of forced lengths, half to all of --tokens, one prompt per group of
-eight), then both trainers take the same groups, accumulate them and step. Both engines' trajectories are compared: `same_tokens` is the
-share of answers that are equal token for token, which in the normal mode depends on rounding. Each repeat runs both modes; medians.
+eight), then both trainers take the same groups, accumulate them and step. `same_tokens` is the share of answers that are equal token for
+token in both modes; `same_bits_in_other_order` the share of those whose tokens and log-probs are equal to the last bit when they are asked
+for in the reverse order: all of them in deterministic mode. Each repeat runs both modes; medians.
 Usage: python benchmarks/deterministic.py [--model DIRECTORY] [--dtype bfloat16] [--threads 1] [--repeats 5] ...
 """
 
@@ -24,7 +25,7 @@ from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load
 from paceline.ports.rollout import Failure
 from paceline.trainers.torch_trainer import TorchTrainer
-from paceline.types.records import Prompt, Request, Sampling, Score, ScoredGroup, Trajectory
+from paceline.types.records import LOGPROB, Prompt, Request, Sampling, Score, ScoredGroup, Trajectory
 
 PROMPT, GROUP = 48, 8
 MODES = {"normal": False, "deterministic": True}
@@ -67,7 +68,7 @@ def scored(answers: Sequence[Trajectory]) -> list[ScoredGroup]:
     for start in range(0, len(answers), GROUP):
         members = tuple(answers[start : start + GROUP])
         values = tuple(float(index % 2) for index in range(len(members)))
-        prompt = Prompt(members[0].group, members[0].group, 0, members[0].prompt_ids, "", None)
+        prompt = Prompt(members[0].group, members[0].group, members[0].prompt_ids, "", None)
         scores = tuple(Score(value, parsed=True) for value in values)
         groups.append(ScoredGroup(members[0].group, prompt, members, values, values, {"r": values}, {"r": scores}))
     return groups
@@ -112,9 +113,24 @@ def decoding(model: ModelConfig, batch: int, tokens: int, repeats: int) -> dict[
             rate, answers[mode] = decode(engine, work)
             rates[mode].append(rate)
     same = [np.array_equal(a.ids, b.ids) for a, b in zip(*answers.values(), strict=True)]
+    other = {mode: share_of_bits(answers[mode], decode(engine, work[::-1])[1]) for mode, engine in engines.items()}
+    assert other["deterministic"] == 1.0, other
     ratios = [slow / fast for fast, slow in zip(rates["normal"], rates["deterministic"], strict=True)]
     figures = {mode: spread(values) for mode, values in rates.items()}
-    return {"batch": batch, "tokens_per_s": figures, "ratio": spread(ratios), "same_tokens": round(float(np.mean(same)), 3)}
+    return {
+        "batch": batch,
+        "tokens_per_s": figures,
+        "ratio": spread(ratios),
+        "same_tokens": round(float(np.mean(same)), 3),
+        "same_bits_in_other_order": other,
+    }
+
+
+def share_of_bits(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> float:
+    """Answers whose tokens and log-probs are equal to the last bit."""
+    pairs = list(zip(ours, theirs, strict=True))
+    equal = [np.array_equal(a.ids, b.ids) and np.array_equal(a.columns[LOGPROB], b.columns[LOGPROB]) for a, b in pairs]
+    return round(float(np.mean(equal)), 3)
 
 
 def training(model: ModelConfig, batch: int, tokens: int, repeats: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from paceline.timeline.svg import Items, draw
 
 RECORDED = ROOT / "tests" / "core" / "recorded" / "seed-0.jsonl.gz"
 PART = (40.0, 100.0)
-"""Seconds of the run's clock."""
+"""Seconds since the run's first record."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The page of a long run: what it weighs, what making it costs, how long a browser takes to open it and to search its samples.
 
 The run is simulated (benchmarks/made_runs.py): no model, but ledger, metrics and trajectory files as a real one leaves them.
-`--pictures` writes docs/figures/report-*.png from a run directory instead.
+`--pictures RUN` writes docs/figures/report-*.png from a run directory instead, `--timeline` that of a timeline, from a simulated run.
 """
 
 from __future__ import annotations
@@ -38,17 +38,26 @@ def cost(root: Path, updates: int, groups: int) -> dict[str, Any]:
     shutil.rmtree(root, ignore_errors=True)
     trace = made_runs.write(root, made_runs.schedule(updates, groups), made_runs.world())
     assert not trace.violations
-    before = getrusage(RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-m", "paceline.cli.main", "report", str(root)], capture_output=True, text=True, check=True)
-    after = getrusage(RUSAGE_CHILDREN)
+    looked_s, _ = spent("doctor", root)
+    cpu_s, said = spent("report", root)
     return {
         "updates": updates,
         "records": len(trace.records),
-        "said": done.stdout.splitlines()[-1].replace(str(root), "RUN"),
+        "said": said.splitlines()[-1].replace(str(root), "RUN"),
         "page_mb": round((root / "report.html").stat().st_size / 1e6, 3),
-        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "peak_mb": round(after.ru_maxrss / 1024),
+        "cpu_s": cpu_s,
+        "doctor_cpu_s": looked_s,
+        "peak_mb": round(getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024),
     }
+
+
+def spent(name: str, root: Path) -> tuple[float, str]:
+    """Run a command on a run directory: its CPU seconds, and what it printed."""
+    before = getrusage(RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "paceline.cli.main", name, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    after = getrusage(RUSAGE_CHILDREN)
+    return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1), done.stdout
 
 
 def main() -> None:
@@ -58,8 +67,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=13, help="groups of 8 per update")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pictures", type=Path, help="a run directory with a report.html")
+    parser.add_argument("--timeline", action="store_true")
     arguments = parser.parse_args()
     command = find()
+    if arguments.timeline:
+        assert command is not None, "pictures need a browser"
+        return timeline(Browser(command))
     if arguments.pictures is not None:
         assert command is not None, "pictures need a browser"
         return pictures(Browser(command), arguments.pictures / "report.html")
@@ -85,6 +98,15 @@ def pictures(browser: Browser, page: Path) -> None:
     phone = folder / "report-phone.png"
     browser.picture(page, phone, 390, 1100)
     Image.open(phone).crop((0, 0, 390, 1100)).save(phone, optimize=True)  # no window is so narrow
+
+
+def timeline(browser: Browser) -> None:
+    """Versions in colour, moves, what is in flight and the window: a short run of the multi-version schedule."""
+    root = ROOT / "runs" / "made" / "timeline"
+    shutil.rmtree(root, ignore_errors=True)
+    made_runs.write(root, made_runs.schedule(12, 8), made_runs.world())
+    spent("report", root)
+    browser.picture(root / "report.html", ROOT / "docs" / "figures" / "report-timeline.png", 1280, 760, script=SCROLL.format("timeline"))
 
 
 if __name__ == "__main__":

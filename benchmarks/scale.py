@@ -28,10 +28,14 @@ import numpy as np
 from evidence import ROOT, measured
 from paceline.cli import wire
 from paceline.config.load import load
+from paceline.config.plan import schedule
 from paceline.config.schema import Config
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.core.account import account
+from paceline.core.account.tally import Tally, mean
 from paceline.core.costs import DecodeCost, LinearCost
+from paceline.core.schedule import Resume
 from paceline.engines.emulated import EmulatedEngine, EngineCosts, Lengths
 from paceline.runtime.audit import audit
 from paceline.runtime.driver import Driver
@@ -240,24 +244,27 @@ def steady(records: Sequence[Record], config: Config, upp: int, warmup: int, per
     consumed = [d for d in dispatches if upp * warmup < d.update <= upp * (warmup + periods)]
     trained = sum(tokens[group] for d in consumed for group in d.groups)
     seconds, instances = (end - start) * scale, config.rollout.instances
-    train = _inside(_answered(records, asked, (e.DispatchConsumed, e.UpdateFinished), c.Dispatch), start, end)
+    whole, rows = account(schedule(config), Resume(), ((r.now, r.value) for r in records))
+    spent = Tally()
+    for row in rows:
+        if row.axis == "publish" and warmup < row.step <= warmup + periods:
+            spent.add(row.tally)
     loading = _inside(_answered(records, asked, (e.WeightsLive,), c.LoadWeights), start, end)
     moving = _inside(_answered(records, asked, (e.Migrated,), c.Migrate), start, end)
     # One side of a move waits while the other works, so a move takes its length from one instance at a time.
-    moved = [r.value for r in records if isinstance(r.value, e.Migrated)]
     return {
         "periods": periods,
         "seconds_per_publish": round(seconds / periods, 1),
         "seconds_of_each": [round((ends[upp * (i + 1)] - ends[upp * i]) * scale, 1) for i in range(warmup, warmup + periods)],
         "tokens_per_second": round(trained / seconds, 1),
-        "not_training_share": round(1 - _union(train) * scale / seconds, 4),
+        "not_training_share": round(1 - spent.trainer.get("train", 0.0) * scale / seconds, 4),
         "loading_share": round(_total(loading) * scale / (seconds * instances), 5),
         "moving_share": round(_total(moving) * scale / (seconds * instances), 5),
-        "migrations": sum(bool(m.moved) for m in moved),
-        "migrated_trajectories": sum(len(m.moved) for m in moved),
-        "prefilled_for_migration": sum(m.prefilled_tokens for m in moved),
-        "staleness_max": max((max(d.staleness, default=0) for d in consumed), default=0),
-        "staleness_mean": round(float(np.mean([s for d in consumed for s in d.staleness])), 3),
+        "migrations": sum(bool(r.value.moved) for r in records if isinstance(r.value, e.Migrated)),
+        "migrated_trajectories": whole.total.migrated,
+        "prefilled_for_migration": whole.total.prefilled,
+        "staleness_max": max(spent.staleness, default=0),
+        "staleness_mean": round(mean(spent.staleness), 3),
     }
 
 
@@ -279,14 +286,6 @@ def _inside(spans: Spans, start: float, end: float) -> Spans:
 
 def _total(spans: Spans) -> float:
     return sum(b - a for a, b in spans)
-
-
-def _union(spans: Spans) -> float:
-    covered, until = 0.0, float("-inf")
-    for a, b in sorted(spans):
-        covered += max(0.0, b - max(a, until))
-        until = max(until, b)
-    return covered
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -1,25 +1,60 @@
-"""Files and directories that are whole or absent at every moment, a crash included, and on disk when a call returns."""
+"""Files and directories that are whole or absent at every moment, a crash included, and on disk when a call returns.
+
+What the file system refuses (no space, no permission) is a StorageError that names the file; the system's own errors often do not.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from paceline.types.errors import StorageError
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def named(path: Path) -> Iterator[None]:
+    """Errors of the file system within the block are StorageError, with the name of what was to be written."""
     try:
-        yield aside
-        sync(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    sync(path.parent)
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def whole(path: Path, *, synced: bool = True) -> Iterator[Path]:
+    """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises.
+
+    synced = False: for what is made again after a crash of the machine. It is whole for every process that lives, and may be torn then.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with named(path):
+        try:
+            yield aside
+            if synced:
+                sync(aside)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+        if synced:
+            sync(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line (given without its end). One that a crash cut short is ended first; one that does not fit is taken back whole."""
+    with named(path), path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        cut = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        left = memoryview((b"\n" if cut else b"") + line + b"\n")
+        try:
+            while left:  # a nearly full disk takes a part
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):  # the error to tell is the first
+                file.truncate(size)
+            raise
 
 
 def sync(path: Path) -> None:
@@ -40,11 +75,21 @@ def sync_tree(directory: Path) -> None:
 
 def put_in_place(aside: Path, target: Path) -> None:
     """Move a finished directory to `target`. An older `target` is whole until then: a crash may leave it as `.replaced-NAME` beside it."""
-    sync_tree(aside)
-    old = target.with_name(f".replaced-{target.name}")
-    if target.exists():
+    with named(target):
+        sync_tree(aside)
+        old = target.with_name(f".replaced-{target.name}")
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        aside.rename(target)
+        sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    aside.rename(target)
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove(directory: Path) -> None:
+    """Delete a directory: from the first moment on it no longer has its name. A crash may leave it as `.old-NAME` beside it."""
+    with named(directory):
+        gone = directory.with_name(f".old-{directory.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        directory.rename(gone)
+        shutil.rmtree(gone)

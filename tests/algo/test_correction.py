@@ -155,7 +155,19 @@ def test_truncate_and_mask_leave_nothing_to_the_clip() -> None:
         assert gradient(correction, clip_low=0.0, clip_high=0.0) == gradient(correction, clip_low=1.0, clip_high=9.0)
         metrics = policy_loss(logp, behaviour, VALUES, torch.ones(5), segments=SEGMENTS, correction=correction).metrics
         assert metrics["clip_ratio/region_mean"] == 0
-        assert (metrics["ratio/min"], metrics["ratio/max"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("kind", "level"), BY_HAND, ids=str)
+def test_ratios_and_clipped_shares_are_those_of_all_tokens_before_the_correction(kind: str, level: str) -> None:
+    logp, behaviour = case()
+    correction = Correction(kind, level)  # type: ignore[arg-type]
+    metrics = policy_loss(logp, behaviour, VALUES, torch.ones(5), segments=SEGMENTS, correction=correction).metrics
+    assert metrics["ratio/mean"] == pytest.approx(sum(RATIOS) / 5)
+    assert (metrics["ratio/min"], metrics["ratio/max"]) == pytest.approx((0.25, 4.0))
+    # Advantages are 1 for three tokens, of which 4.0 and 1.5 lie beyond 1.2, and -0.5 for two, of which none lies below 0.8.
+    clipped = 2 / 5 if kind == "reject" else 0.0
+    assert metrics["clip_ratio/high_mean"] == metrics["clip_ratio/region_mean"] == pytest.approx(clipped)
+    assert metrics["clip_ratio/low_mean"] == 0
 
 
 def test_the_kl_term_is_not_weighed() -> None:

@@ -141,6 +141,48 @@ def test_a_plan_names_frontier_and_replacements_and_needs_no_rounds() -> None:
     assert "rounds" not in plan_rows("schedule.preset=streaming")
 
 
+SAYS: dict[str, tuple[str, str, str, str]] = {
+    "serial": (
+        "<= 8 groups: the whole round", "in rounds the next after the publish and its evaluation",
+        "from 8 trainable groups on, all until the next publish", "1 version nothing is under way",
+    ),
+    "pipelined ~eval": (
+        "<= 8 groups: the whole round", "in rounds the next after the publish",
+        "from 1 trainable groups on", "1 version nothing is under way",
+    ),
+    "pipelined schedule.frontier=4": (
+        "<= 4 groups' worth of trajectories (frontier)", "in rounds the next after the publish and its evaluation",
+        "from 1 trainable groups on", "1 version nothing is under way",
+    ),
+    "pipelined schedule.frontier=auto": (
+        "auto groups' worth, chosen for each round", "in rounds the next after the publish and its evaluation",
+        "from 1 trainable groups on", "1 version nothing is under way",
+    ),
+    "streaming": (
+        "<= 16 groups, requested and not consumed", "goes on while fewer than 16 groups are trainable",
+        "from 8 trainable groups on", "1 version samples go on under it, KV cache kept",
+    ),
+    "streaming schedule.at_publish=recompute schedule.in_flight_groups=9 schedule.buffer_groups=12": (
+        "<= 9 groups, requested and not consumed", "goes on while fewer than 12 groups are trainable",
+        "from 8 trainable groups on", "1 version samples go on under it, KV cache rebuilt",
+    ),
+    "streaming schedule.at_publish=drain schedule.start_when=all schedule.updates_per_publish=2": (
+        "<= 32 groups, requested and not consumed", "pauses before a publish, until new weights are there",
+        "from 16 trainable groups on, all until the next publish", "1 version an instance loads when its samples are done",
+    ),
+    "multiversion schedule.version_window=3": (
+        "<= 24 groups, requested and not consumed", "goes on new groups on the newest version",
+        "from 8 trainable groups on", "<= 3 versions groups go on, each under its own version",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SAYS)
+def test_a_plan_says_how_a_schedule_flows_in_a_line_each(words: str) -> None:
+    rows = plan_rows(*f"schedule.preset={words}".split())
+    assert (rows["in flight"], rows["generation"], rows["training"], rows["at publish"]) == SAYS[words]
+
+
 def test_a_plan_says_what_it_cannot_know(tmp_path: Path) -> None:
     rows = tmp_path / "rows.parquet"
     rows.write_bytes(b"PAR1")
@@ -190,6 +232,11 @@ def test_a_warning_of_the_configuration_goes_to_standard_error(wire: FakeWire) -
     ("outcome", "code", "says"),
     [
         (Outcome(True, "", 2, 2, model="runs/x/model"), 0, "model: runs/x/model"),
+        (
+            Outcome(True, "", 2, 2, model="runs/x/model", emulated=True),
+            0,
+            "no model: nothing was learnt, runs/x/model holds the counters of an emulated trainer",
+        ),
         (Outcome(False, "trainer: no memory", 1, 2), 1, "failed after 1 of 2 updates: trainer: no memory"),
         (Outcome(True, "stopped by the user", 1, 2, interrupted=True, resumable=True), 130, "continue it with --resume"),
     ],
@@ -199,6 +246,16 @@ def test_the_exit_code_says_how_a_run_ended(wire: FakeWire, outcome: Outcome, co
     done = call("train", QUICKSTART)
     assert done.exit_code == code
     assert says in done.output
+    assert "paceline doctor" not in done.output, "there is no run directory"
+
+
+def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "ledger.sqlite").touch()
+    wire.outcome = Outcome(False, "group 3 could not be rewarded: no", 1, 2)
+    done = call("train", QUICKSTART, f"run.dir={tmp_path / 'a run'}")
+    assert f"paceline doctor '{tmp_path / 'a run'}'" in done.stderr
+    assert f"paceline train '{tmp_path / 'a run'}'/config.toml --resume" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -281,3 +338,16 @@ def test_an_audit_says_what_does_not_hold(wire: FakeWire, tmp_path: Path, violat
     assert done.exit_code == code
     assert says in done.stdout
     assert "10 events and 9 commands" in done.stdout
+
+
+def test_the_error_of_a_run_that_had_begun_says_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
+    wire.error = TrainerError("groups 1, 2")
+    assert "--resume" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr
+    (tmp_path / "ledger.sqlite").touch()
+    done = call("train", QUICKSTART, f"run.dir={tmp_path}")
+    assert done.exit_code == 1
+    assert done.stderr.endswith(
+        "failed: groups 1, 2\nwhat lies in the run directory stays usable: mend the cause, then continue it with --resume\n"
+    )
+    wire.error = CheckpointError("step-3 is damaged")
+    assert "usable" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr

@@ -41,10 +41,10 @@ class Place:
 @pytest.mark.parametrize(
     ("file", "key"),
     [
-        ("model/model.safetensors", "model.path"),
-        ("model/config.json", "model.path"),
-        ("reference/model.safetensors", "algorithm.reference"),
-        ("own_reward_of_a_test.py", "reward.0.function"),
+        ("model/model.safetensors", "model.path, model.safetensors"),
+        ("model/config.json", "model.path, config.json"),
+        ("reference/model.safetensors", "algorithm.reference, model.safetensors"),
+        ("own_reward_of_a_test.py", "reward.0.function, own_reward_of_a_test.py"),
     ],
 )
 def test_a_file_that_changed_under_the_same_name_is_refused_at_a_resume_by_its_key(file: str, key: str, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_file_that_changed_under_the_same_name_is_refused_at_a_resume_by_its_k
     before = place.now()
     check_identity(before, place.now(), tmp_path)
     (tmp_path / file).write_text(REWARD.replace("1.0", "0.5"))
-    with pytest.raises(CheckpointError, match=f"changed since: contents of {key}: [0-9a-f]{{16}} -> [0-9a-f]{{16}}; take it back"):
+    with pytest.raises(CheckpointError, match=f"changed since:\n  contents of {key}: [0-9a-f]{{16}} -> [0-9a-f]{{16}}\ntake it back"):
         check_identity(before, place.now(), tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_the_module_of_a_reward_function_is_looked_into_without_being_run(tmp_pa
     place = Place(tmp_path, "own_reward_of_a_test")
     before = place.now()
     place.reward.write_text(REWARD + "raise SystemExit('it was run')\n")
-    assert {key for key, value in place.now().items() if before[key] != value} == {"contents of reward.0.function"}
+    assert {key for key, value in place.now().items() if before[key] != value} == {"contents of reward.0.function, own_reward_of_a_test.py"}
 
 
 def test_what_says_nothing_about_the_model_may_change_and_what_is_not_there_has_no_contents(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_what_says_nothing_about_the_model_may_change_and_what_is_not_there_has_
     (place.model / "README.md").write_text("other words")
     assert place.now() == before
     place.reward.unlink()
-    assert before.keys() - place.now().keys() == {"contents of reward.0.function"}
+    assert before.keys() - place.now().keys() == {"contents of reward.0.function, own_reward_of_a_test.py"}

@@ -77,6 +77,26 @@ def test_a_missing_column_is_named_before_a_tokenizer_is_loaded(tmp_path: Path) 
     assert time.process_time() - start < 5.0
 
 
+@pytest.mark.parametrize("kind", ["numeric", "exact", "math"])
+def test_rows_whose_gold_no_verifier_can_read_are_left_out_and_counted_when_asked(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "golds.jsonl"
+    golds = ["4", " ", r"\foo", "5"]
+    path.write_text("".join(json.dumps({"prompt": f"q{i}", "answer": gold}) + "\n" for i, gold in enumerate(golds)))
+    words = (
+        "task.kind=file",
+        f"task.path={path}",
+        "task.gold_column=answer",
+        "task.template=plain",
+        "task.bad_rows=skip",
+        f"reward.0.kind={kind}",
+    )
+    ((rows,), _) = DataBody(load(None, words), ByteTokenizer()).call("load", True, False)
+    kept = [prompt.gold for prompt in rows["prompts"]]
+    assert kept == (["4", r"\foo", "5"] if kind == "exact" else ["4", "5"])
+    assert (rows["counts"]["read"], rows["counts"]["bad"], rows["counts"]["kept"]) == (4, 4 - len(kept), len(kept))
+    assert rows["skipped"][0].startswith(f"row 1, reward {kind}: gold ' ' ")
+
+
 # --- what a resume says about other data (case R08)
 
 

@@ -45,6 +45,17 @@ def test_an_update_is_one_line_however_often_it_is_told() -> None:
     assert notices.getvalue() == "[bold] stays as it is\n"
 
 
+def test_updates_that_a_lost_trainer_took_along_are_shown_again_when_they_are_made_again() -> None:
+    out, text = console()
+    with Lines(out, out) as show:
+        for update in (1, 2, 3):
+            show(Progress(update, 9, {"reward": float(update)}, "train"))
+        show(Progress(1, 9, message="goes on from step-1"))
+        show(Progress(2, 9, {"reward": 2.5}, "train"))
+    assert text.getvalue().splitlines()[3:] == ["goes on from step-1", "update 2/9  reward 2.5"]
+    assert show.history.rewards == [1.0, 2.5]
+
+
 def test_long_lines_are_not_wrapped() -> None:
     out, text = console()
     with Lines(out, out) as show:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -24,15 +25,15 @@ from paceline.sim.driver import simulate
 from paceline.sim.world import FakeInstance, World
 
 
-def record(root: Path, *, lineages: int = 1, updates: int = 3) -> Path:
-    """A run directory with a ledger of simulated lineages, each of one update more than the one before."""
+def record(root: Path, *, lineages: int = 1, updates: int = 3, first: float = 0.0) -> Path:
+    """A run directory with a ledger of simulated lineages, each of one update more than the one before; the first record is made at `first`."""
     root.mkdir()
     ledger = Ledger(root / "ledger.sqlite")
     for number in range(lineages):
         chosen = schedule("pipelined", u=2, r=4, group_size=2, total_updates=updates + number)
         ledger.open_lineage(chosen, Resume(), number or None, "2026-01-01T00:00:00+00:00")
         for now, value in simulate(chosen, World((FakeInstance("rollout-0"),))).records:
-            ledger.append("event" if isinstance(value, get_args(Event)) else "command", now, value)
+            ledger.append("event" if isinstance(value, get_args(Event)) else "command", first + now, value)
         ledger.commit()
     ledger.close()
     return root
@@ -108,6 +109,18 @@ def test_a_picture_of_a_part_says_so(tmp_path: Path) -> None:
     run = record(tmp_path / "run")
     assert paceline(run, "--from", 1, "--to", 2, "--format", "svg").exit_code == 0
     assert "; shown: 1 to 2 s" in (run / "timeline.svg").read_text()
+
+
+def test_time_begins_with_the_first_record_however_long_the_workers_took_to_start(tmp_path: Path) -> None:
+    early, late = record(tmp_path / "early"), record(tmp_path / "late", first=37.3)
+    for run in (early, late):
+        assert paceline(run, "--format", "svg").exit_code == 0
+        assert paceline(run).exit_code == 0
+    ticks = [re.findall(r">([\d.]+) s<", (run / "timeline.svg").read_text()) for run in (early, late)]
+    assert ticks[0] == ticks[1]
+    assert ticks[0][0] == "0"
+    times = [[event["ts"] for event in events(run / "timeline.json") if "ts" in event] for run in (early, late)]
+    assert times[1] == pytest.approx(times[0], abs=1)
 
 
 def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:

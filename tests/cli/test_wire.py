@@ -1,11 +1,13 @@
 """What the composition root sees to itself, over workers in this process."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.cli import wire
@@ -15,8 +17,10 @@ from paceline.ports.fakes.pool import InlinePool, InlineWorker
 from paceline.ports.pool import WorkerSpec
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import Origin, RunDir
+from paceline.tasks.task import RowTask
 from paceline.types.errors import WorkerLost
 from paceline.types.progress import Progress
+from paceline.types.records import Prompt
 
 
 class Stuck:
@@ -67,3 +71,18 @@ async def test_a_data_worker_that_is_stuck_is_lost_by_name_after_its_deadline() 
     with pytest.raises(WorkerLost, match=r"worker data did not answer load within 0\.05 s and was killed"):
         async with asyncio.timeout(10):
             await wire._load_data(StuckPool(), config, training=True, evaluation=False)
+
+
+def rows_of(*golds: str) -> dict[str, RowTask]:
+    prompts = [Prompt(i, i, np.array([1, 2], dtype=np.int32), f"question {i}", gold) for i, gold in enumerate(golds)]
+    return {"sums": RowTask(prompts, seed=0, shuffle=False, counts={"read": len(golds)})}
+
+
+def test_a_dataset_that_changed_is_told_by_its_rows_and_by_its_fingerprint_where_those_were_not_kept(tmp_path: Path) -> None:
+    run, now = RunDir(tmp_path), rows_of("4", "5", "6")
+    assert wire._explained(run, now)["contents of task sums"]() == ""
+    for kept in ("{", "[]", '{"other": {}}'):
+        run.rows.write_text(kept)
+        assert wire._explained(run, now)["contents of task sums"]() == ""
+    run.rows.write_text(json.dumps({name: task.digests for name, task in rows_of("4", "7", "6", "8").items()}))
+    assert wire._explained(run, now)["contents of task sums"]() == "row 1 changed; row 3 gone"

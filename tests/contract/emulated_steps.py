@@ -23,7 +23,7 @@ class Steps(EmulatedEngine):
 
     def step(self) -> Sequence[Trajectory | Failure]:
         ended, before = list(super().step()), self._batch.count
-        while self._batch.tracks and self._batch.count == before:
+        while self._batch.jobs and self._batch.count == before:
             self.now += 1.0
             ended += super().step()
         return ended

@@ -15,7 +15,7 @@ from paceline.models.load import load, load_tokenizer
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.engine import FakeEngine
 from paceline.ports.rollout import Failure
-from paceline.types.errors import ConfigError, EngineError, ModelError
+from paceline.types.errors import ConfigError, EngineError, ModelError, StateFileError
 from paceline.types.records import LOGPROB, VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import WeightsRef
 
@@ -554,13 +554,13 @@ def test_a_moved_trajectory_can_be_aborted_where_it_came_to_and_is_unknown_where
 def test_a_state_file_that_cannot_be_read_or_written_is_refused_and_moves_nothing(make, tmp_path):
     source, target = make(cut=True), make(cut=True)
     begun(source, ask(0, 0, stop_ids=()))
-    with pytest.raises(EngineError, match="cannot write"):
+    with pytest.raises(StateFileError, match="cannot write"):
         source.hand_over([(0, 0)], str(tmp_path / "nowhere" / "state"))
     assert source.load_state().running == 1
     source.hand_over([(0, 0)], str(tmp_path / "state"))
     (tmp_path / "cut").write_bytes((tmp_path / "state").read_bytes()[:-20])
     for name in ("cut", "absent"):
-        with pytest.raises(EngineError, match="cannot read"):
+        with pytest.raises(StateFileError, match="cannot read"):
             target.take_in(str(tmp_path / name))
     assert target.load_state().waiting == 0
     target.take_in(str(tmp_path / "state"))

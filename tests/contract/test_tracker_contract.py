@@ -50,18 +50,27 @@ class Place:
     said: list[str]
     in_order: bool = True
     """Whether the order among axes can be read back."""
+    pause_s: float = 0.0
+    """What must lie between two lineages of one process: TensorBoard orders files by the second, then by a number as text."""
+    voids: bool = False
+    """Whether steps that a later lineage repeats take the place of the earlier ones."""
 
 
 @pytest.fixture(params=["memory", "jsonl", *SERVICES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     kind: str = request.param
     if kind == "memory":
-        fake = MemoryTracker()
-        yield Place(lambda: fake, lambda: [(axis, step, values["x"]) for axis, step, values in fake.rows], [])
+        fakes: list[MemoryTracker] = []
+
+        def _another() -> Tracker:
+            fakes.append(MemoryTracker())
+            return fakes[-1]
+
+        yield Place(_another, lambda: [(axis, step, values["x"]) for fake in fakes for axis, step, values in fake.rows], [])
         return
     metrics = tmp_path / "m.jsonl"
     if kind == "jsonl":
-        yield Place(lambda: JsonlTracker(metrics), lambda: [(row["axis"], row["step"], row["x"]) for row in read(metrics)], [])
+        yield Place(lambda: JsonlTracker(metrics), lambda: [(row["axis"], row["step"], row["x"]) for row in read(metrics)], [], voids=True)
         return
     missing = [name for name in SERVICES[kind] if importlib.util.find_spec(name) is None]
     if missing:
@@ -69,14 +78,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     module = importlib.import_module(f"paceline.trackers.{kind}")
     said: list[str] = []
+    tensorboard = kind == "tensorboard"
     run = uuid.uuid5(uuid.NAMESPACE_URL, str(tmp_path)).hex
 
     def _open() -> Tracker:
         link = Link(run, "tests", "contract", tmp_path / kind, {"run": {"seed": 1}}, offline=True)
         link.directory.mkdir(exist_ok=True)
-        return Both(JsonlTracker(metrics), Mirror(kind, metrics, lambda _: module.open_tracker(link), tmp_path, said.append))
+        mirror = Mirror(kind, metrics, lambda _: module.open_tracker(link), tmp_path, said.append, afresh=kind == "wandb")
+        return Both(JsonlTracker(metrics), mirror)
 
-    yield Place(_open, lambda: READERS[kind](tmp_path / kind, run), said, kind in ("wandb", "trackio"))
+    yield Place(_open, lambda: READERS[kind](tmp_path / kind, run), said, kind in ("wandb", "trackio"), 1.0 * tensorboard, tensorboard)
 
 
 def _sorted(rows: Kept, in_order: bool) -> Kept:
@@ -107,6 +118,19 @@ def test_a_resumed_run_is_continued_where_it_was(place: Place) -> None:
     assert place.kept() == _sorted(first + then, place.in_order)
 
 
+def test_what_a_resumed_run_logs_again_comes_after_what_it_voids_and_nothing_else_is_lost(place: Place) -> None:
+    first = [("update", 1, 0.5), ("update", 2, 0.25), ("eval", 2, 1.0), ("update", 3, 0.75)]
+    then = [("update", 2, 0.125), ("eval", 2, 2.0), ("update", 3, 0.375), ("update", 4, 0.625)]
+    for rows in (first, then):
+        tracker = place.open()
+        for axis, step, value in rows:
+            tracker.log(axis, step, {"x": value})
+        tracker.close()
+        time.sleep(place.pause_s)
+    assert place.said == []
+    assert place.kept() == _sorted([*(first[:1] if place.voids else first), *then], place.in_order)
+
+
 @pytest.mark.parametrize("make", [MemoryTracker, lambda: JsonlTracker("m.jsonl")])
 def test_axes_count_for_themselves_but_a_step_back_on_one_is_refused(
     make: Callable[[], Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,19 +158,18 @@ def _tensorboard(directory: Path, run: str) -> Kept:
 
 
 def _wandb(directory: Path, run: str) -> Kept:
+    """What the newest file holds: uploaded after older ones, it takes their place."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    kept = []
-    for path in sorted(directory.glob(f"wandb/offline-run-*/run-{run}.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        records: list[Any] = []
-        for _ in range(500):  # W&B's own process ends the file a moment after `finish` returned
-            records = [Record.FromString(data) for data in _chunks(path.read_bytes())]
-            if records and records[-1].HasField("exit"):
-                break
-            time.sleep(0.02)
-        for record in records:
-            kept += _from_history({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
-    return kept
+    path = max(directory.glob(f"wandb/offline-run-*/run-{run}.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    records: list[Any] = []
+    for _ in range(500):  # W&B's own process ends the file a moment after `finish` returned
+        records = [Record.FromString(data) for data in _chunks(path.read_bytes())]
+        if records and records[-1].HasField("exit"):
+            break
+        time.sleep(0.02)
+    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item} for record in records]
+    return [kept for row in rows for kept in _from_history(row)]
 
 
 def _chunks(content: bytes) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row, account
 from paceline.core.account.causes import ROLLOUT, TRAINER, empty_slot, trainer
-from paceline.core.account.scene import OPEN, READY, TAKEN
+from paceline.core.account.members import OPEN, READY, TAKEN
 from paceline.core.account.tally import Tally, Window, mean, shares
 from paceline.core.machine import Machine
 from paceline.core.schedule import Preset, Resume, Schedule
@@ -80,6 +80,28 @@ def test_after_every_event_the_account_counts_what_the_machine_counts(seed: int)
         fold.feed(record, now)
         if not due and not machine.stopped:
             assert of_account(fold) == of_machine(machine), record
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_frontier_and_window_of_the_account_are_those_that_the_machine_goes_by(seed: int) -> None:
+    chosen, trace = arbitrary(seed)
+    machine, fold = Machine(chosen), Account(chosen)
+    due: list[c.Command] = []
+    for now, record in trace.records:
+        if not due and not isinstance(record, c.Command):
+            due = machine.step(record, now)
+        else:
+            due.pop(0)
+        fold.feed(record, now)
+        scene = fold.scene
+        if due or machine.stopped:
+            continue
+        if scene.limit is None:
+            assert not machine._intake.rounds or scene.frontier == machine._admission.frontier
+        else:
+            unconsumed = scene.unconsumed + sum(request.count for request in scene.open[c.RequestPrompts].values())
+            assert unconsumed <= scene.limit
+            assert machine._intake.wanted() == max(0, min(scene.limit, scene.needed) - unconsumed)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -255,6 +277,16 @@ def test_moved_trajectories_and_their_prefilled_tokens_are_counted() -> None:
         fold.feed(record, 1.0)
     assert (fold.total.migrated, fold.total.prefilled) == (2, 12), "an answer that nobody waits for is not counted"
     assert fold.scene.admits[1][1] == "b"
+
+
+def test_tokens_are_set_against_the_time_since_trajectories_last_ended() -> None:
+    fold = Account(schedule("streaming", staleness=1))
+    records: list[tuple[float, Any]] = [(0.0, e.Started()), (0.0, c.Admit(1, 0, 0, 0, "a", 0)), (0.0, c.Admit(2, 0, 1, 0, "a", 0))]
+    for update, at in enumerate((4.0, 10.0, 16.0), start=1):
+        ends = [(at - 1, e.TrajectoryFinished(update - 1, 0, update - 2, 0, "a", 70, 0, 0))] if update > 1 else []
+        records += [*ends, (at, c.Dispatch(10 + update, (), True, update, (), (), ())), (at, e.UpdateFinished(10 + update, update))]
+    rows = [row for at, record in records if (row := fold.feed(record, at)) is not None]
+    assert [(row.tally.tokens, row.decoded) for row in rows] == [(0, 4.0), (70, 10.0), (70, 5.0)], "the first row's time is not forgotten"
 
 
 def test_late_and_unknown_answers_change_nothing() -> None:

@@ -30,10 +30,10 @@ def test_room_is_what_the_newest_version_has_left() -> None:
 def test_a_batch_is_refused_while_older_groups_would_miss_their_last_seat() -> None:
     pace = Pace(1, 2, 1)
     counts = {0: 2, 1: 2}
-    assert pace.blocked(counts, [1, 1], newest=1, issued=0, accumulated=0) == 0
-    assert pace.blocked(counts, [0, 1], newest=1, issued=0, accumulated=0) == 0
-    assert pace.blocked(counts, [0, 0], newest=1, issued=0, accumulated=0) is None
-    assert pace.blocked({0: 1, 1: 2}, [0, 1], newest=1, issued=0, accumulated=0) is None
+    assert pace.blocked(counts, [1, 1], 2, newest=1, issued=0, accumulated=0) == 0
+    assert pace.blocked(counts, [0, 1], 2, newest=1, issued=0, accumulated=0) == 0
+    assert pace.blocked(counts, [0, 0], 2, newest=1, issued=0, accumulated=0) is None
+    assert pace.blocked({0: 1, 1: 2}, [0, 1], 2, newest=1, issued=0, accumulated=0) is None
 
 
 def test_a_group_starts_under_older_weights_only_where_a_seat_is_left() -> None:
@@ -55,7 +55,10 @@ def test_no_order_of_finishing_breaks_the_bound_or_leaves_nothing_to_do(seed: in
         counts = {v: waiting.count(v) + ready.count(v) for v in {*waiting, *ready}}
         room = pace.room(len(waiting) + len(ready), issued, given)
         batch = sorted(ready)[: min(chunk, pace.groups_per_update - given)]
-        may_train = len(batch) == min(chunk, pace.groups_per_update - given) and pace.blocked(counts, batch, newest, issued, given) is None
+        may_train = (
+            len(batch) == min(chunk, pace.groups_per_update - given)
+            and pace.blocked(counts, batch, len(batch), newest, issued, given) is None
+        )
         assert room or may_train or waiting, "nothing to do"
         if room and rnd.random() < 0.6:
             waiting.append(newest)

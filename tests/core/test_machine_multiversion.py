@@ -7,6 +7,8 @@ from tests.core.script import Script, admitted, kinds
 
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.sim.driver import simulate
+from paceline.sim.world import FakeInstance, Lengths, World
 
 
 def multi(**values: Any) -> Script:
@@ -92,11 +94,38 @@ def test_without_kv_export_an_instance_is_taken_over_when_its_work_is_done() -> 
     assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
 
 
-def test_a_failed_migration_leaves_everything_where_it_was() -> None:
+def test_a_failed_migration_leaves_everything_where_it_was_and_says_why() -> None:
     s, move = moving()
-    again = s.feed(e.CommandFailed(move.id, "no room"))
-    assert kinds(again) == ["Migrate"]  # the slot is still free, and the move still wanted
+    (warning,) = s.feed(e.CommandFailed(move.id, "moves/move-9 is full"))
+    assert warning.message == "moving trajectories from a to b failed, and none is moved before the next version: moves/move-9 is full"
     assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
+
+
+def test_after_a_failed_move_none_is_tried_before_the_next_version_is_published() -> None:
+    fleet = tuple(FakeInstance(f"i{number}", slots=4) for number in range(4))
+    world = World(fleet, lengths=Lengths("long_tail", 300, 9000), migrate_failure=1.0)
+    chosen = schedule("multiversion", u=4, group_size=2, version_window=3, total_updates=20)
+    trace = simulate(chosen, world)
+    assert trace.stop is not None
+    assert trace.stop.ok
+    moves: set[int] = set()
+    failed_at: list[int] = []  # newest version at each failure that nothing was tried after
+    paused, newest = False, 0
+    for _, record in trace.records:
+        match record:
+            case c.Migrate():
+                assert not paused, "a move was tried again before a version came"
+                moves.add(record.id)
+            case e.CommandFailed() if record.command in moves:
+                failed_at += [] if paused else [newest]
+                paused = True
+            case e.Published():
+                paused, newest = False, record.version
+            case _:
+                pass
+    assert len(failed_at) > 1, "with a new version it was tried again"
+    said = [r.message for r in trace.commands if isinstance(r, c.Warn) and "moving trajectories" in r.message]
+    assert len(said) == len(failed_at)
 
 
 def test_an_attempt_that_arrives_after_its_source_was_lost_is_aborted_and_keeps_its_slot_until_then() -> None:

@@ -1,5 +1,6 @@
 """Streaming: weights change under running work, within the bound."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from tests.core.script import Script, admitted, kinds
 
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.sim.driver import simulate
+from paceline.sim.world import FakeInstance, Lengths, World
 
 
 def stream(**values: Any) -> Script:
@@ -115,6 +118,48 @@ def test_an_over_stale_group_is_generated_again_by_choice() -> None:
     assert admitted(s.reward(1)) == [(1, 0, 1, "a", 1)]
     s.finish(1)
     assert s.reward(1)[0].groups == (1,)
+
+
+def test_a_group_that_is_generated_anew_trains_before_a_publish_would_make_it_too_old_again() -> None:
+    s = with_an_over_stale_group("retry")
+    s.reward(1)  # runs again, under version 1
+    s.finish(2, version=1)
+    assert s.reward(2) == [], "training it would publish version 2"
+    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["the trainer groups [1]"]
+    s.finish(1)
+    assert s.reward(1)[0].groups == (1,)
+
+
+def test_no_more_groups_are_generated_anew_at_a_time_than_can_train_before_they_are_too_old() -> None:
+    s = stream(staleness=0, overstale="retry", in_flight_groups=3, at_publish="keep")
+    s.begin()
+    s.prompts()
+    advance(s, 0)
+    s.live()
+    s.finish(1, version=0)
+    s.finish(2, version=0)
+    assert admitted(s.reward(1)) == [(1, 0, 1, "a", 1)]
+    assert s.reward(2) == [], "one update is left before version 2, and group 1 needs it"
+    s.finish(1)
+    s.reward(1)
+    s.updated()
+    s.published()
+    assert (2, 0, 1, "a", 2) in admitted(s.live())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_group_is_generated_more_than_twice_however_many_are_in_flight(seed: int) -> None:
+    chosen = schedule(
+        "streaming", u=2, upp=1 + seed % 2, staleness=seed % 3, overstale="retry", in_flight_groups=40, at_publish="keep", total_updates=40
+    )
+    trace = simulate(
+        chosen, World((FakeInstance("a", slots=64), FakeInstance("b", slots=64)), lengths=Lengths("long_tail", 200, 9000), seed=seed)
+    )
+    assert trace.stop is not None
+    assert trace.stop.ok
+    assert not trace.violations
+    generated = Counter(command.group for command in trace.commands if isinstance(command, c.Materialize))
+    assert max(generated.values()) == 2, "some got too old, and no one twice"
 
 
 def test_a_trainable_group_that_a_publish_makes_over_stale_leaves_the_buffer() -> None:

@@ -11,10 +11,11 @@ def listed(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
 
 
-def test_a_file_appears_when_the_block_ends_and_replaces_an_older_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_file_appears_when_the_block_ends_and_replaces_an_older_one(tmp_path: Path, synced: bool) -> None:
     path = tmp_path / "a.json"
     for content in ("old", "new"):
-        with whole(path) as aside:
+        with whole(path, synced=synced) as aside:
             aside.write_text(content)
             assert not path.exists() or path.read_text() == "old"
     assert path.read_text() == "new"

@@ -1,15 +1,15 @@
 """Deterministic mode on real processes in bfloat16: schedules, resumes and repetitions give the same bits, other machines are refused."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.e2e.runs import train, trained
 
 from paceline.models.tiny import write_tiny
+
+pytestmark = pytest.mark.timeout(0)  # every process has its own limit: `runs.LIMIT_S`
 
 CONFIG = """
 [run]
@@ -42,14 +42,6 @@ REWARD = """
 def length(completions, gold, **columns):
     return [float(len(text) % 3 == 0) for text in completions]
 """
-CONTROLLER = """
-import sys
-from pathlib import Path
-from paceline.cli import wire
-from paceline.config.load import load
-outcome = wire.train(load(Path(sys.argv[1]), sys.argv[3:]), resume=sys.argv[2] == "resume", on_progress=lambda progress: None)
-sys.exit(0 if outcome.ok else 1)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +54,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(place: Path, name: str, *words: str, resume: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-c",
-        CONTROLLER,
-        str(place / "config.toml"),
-        "resume" if resume else "new",
-        f"run.dir={place / name}",
-        *words,
-    ]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
-
-
 def bits(place: Path, name: str) -> dict[str, bytes]:
     """Master weights and moments after four updates."""
     checkpoint = place / name / "checkpoints" / "step-4"
@@ -83,16 +61,14 @@ def bits(place: Path, name: str) -> dict[str, bytes]:
 
 
 def test_a_pipelined_run_in_two_halves_has_the_bits_of_a_serial_one_and_resumes_on_the_same_terms_only(place: Path) -> None:
-    whole = train(place, "serial", "run.updates=4")
-    assert whole.returncode == 0, whole.stderr
-    pipelined = ("schedule.preset=pipelined", "schedule.groups_per_dispatch=1", "rollout.slots=3")
-    half = train(place, "pipelined", "run.updates=2", *pipelined)
-    assert half.returncode == 0, half.stderr
+    config = place / "config.toml"
+    trained(config, f"run.dir={place / 'serial'}", "run.updates=4")
+    pipelined = ("schedule.preset=pipelined", "schedule.groups_per_dispatch=1", "rollout.slots=3", f"run.dir={place / 'pipelined'}")
+    trained(config, "run.updates=2", *pipelined)
     words = ("pool.trainer_threads=2", "trainer.head_chunk=64")
-    other = train(place, "pipelined", "run.updates=4", *pipelined, *words, resume=True, ATEN_CPU_CAPABILITY="avx2")
+    other = train(config, "run.updates=4", *pipelined, *words, resume=True, ATEN_CPU_CAPABILITY="avx2")
     assert other.returncode != 0
     for changed in ("pool.trainer_threads: 1 -> 2", "trainer.head_chunk: 512 -> 64", "instruction set: .* -> AVX2"):
         assert re.search(changed, other.stderr), other.stderr
-    rest = train(place, "pipelined", "run.updates=4", *pipelined, resume=True)
-    assert rest.returncode == 0, rest.stderr
+    trained(config, "run.updates=4", *pipelined, resume=True)
     assert bits(place, "pipelined") == bits(place, "serial")

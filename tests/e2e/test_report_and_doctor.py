@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import threading
 from pathlib import Path
 
-from paceline.report.doctor import Diagnosis, diagnose
+import pytest
+from tests.e2e.runs import LIMIT_S, environment
+
+from paceline.report.doctor import diagnose
 from paceline.report.gather import gather
 from paceline.report.page import render
 
+pytestmark = pytest.mark.timeout(0)  # every process has its own limit
 RECIPE = Path(__file__).parents[2] / "recipes" / "emulated.toml"
 
 
 def start(run: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline.cli.main", "train", str(RECIPE), f"run.dir={run}", *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
 
 
-def wait(run: Path, good: Callable[[Diagnosis], bool]) -> Diagnosis:
-    """Look until it is as wanted."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if (run / "lock").exists() and (run / "ledger.sqlite").exists() and good(found := diagnose(run)):
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"did not come about: {diagnose(run)}")
+def until(process: subprocess.Popen[str], start: str) -> None:
+    """Read what a run prints up to the line that begins so; a run that ends before, or says nothing for too long, fails the test."""
+    said: list[str] = []
+    guard = threading.Timer(LIMIT_S, process.kill)
+    guard.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith(start):
+            break
+    guard.cancel()
+    assert said, "it printed nothing"
+    assert said[-1].startswith(start), "".join(said)
 
 
 def test_a_live_run_is_running_a_killed_one_died_and_a_resumed_one_is_told_whole(tmp_path: Path) -> None:
@@ -41,7 +47,10 @@ def test_a_live_run_is_running_a_killed_one_died_and_a_resumed_one_is_told_whole
     ]
     process = start(run, *words)
     try:
-        live = wait(run, lambda found: found.state == "running" and any("checkpoint: step-" in fact for fact in found.facts))
+        until(process, "update 4/12")  # two after a checkpoint was due
+        live = diagnose(run)
+        assert live.state == "running"
+        assert any("checkpoint: step-" in fact for fact in live.facts)
         assert f"process {process.pid}" in live.headline
         assert live.trainer
         assert live.owed
@@ -52,7 +61,8 @@ def test_a_live_run_is_running_a_killed_one_died_and_a_resumed_one_is_told_whole
     assert (dead.state, dead.healthy) == ("died", False)
     assert any("--resume (it goes on from" in finding.advice for finding in dead.findings)
     again = start(run, *words, "--resume")
-    assert again.wait(timeout=120) == 0, again.stderr.read() if again.stderr else ""
+    said, _ = again.communicate(timeout=LIMIT_S)
+    assert again.returncode == 0, said
     done = diagnose(run)
     assert done.state == "done"
     assert done.lineages == 2

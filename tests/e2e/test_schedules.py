@@ -1,18 +1,18 @@
 """Every schedule on real processes with a tiny model, and everything that goes wrong without a crash of the run, all in one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.e2e.runs import trained
 
 from paceline.core.commands import Terminal
 from paceline.core.events import CommandFailed, InstanceLost
 from paceline.models.tiny import write_tiny
 from paceline.runtime.audit import audit
 from paceline.runtime.ledger import LedgerReader
+
+pytestmark = pytest.mark.timeout(0)  # every process has its own limit: `runs.LIMIT_S`
 
 CONFIG = """
 [model]
@@ -70,15 +70,6 @@ def kill_the_first_engine():
         except OSError:
             continue
 """
-CONTROLLER = """
-import sys
-from pathlib import Path
-from paceline.cli import wire
-from paceline.config.load import load
-outcome = wire.train(load(Path(sys.argv[1]), sys.argv[2:]), on_progress=lambda progress: None)
-print(outcome)
-sys.exit(0 if outcome.ok else 1)
-"""
 SCHEDULES = {
     "serial": (),
     "pipelined": ("schedule.groups_per_dispatch=1", "schedule.frontier=2"),
@@ -100,12 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("preset", SCHEDULES)
 def test_a_dying_engine_a_hanging_reward_a_prompt_without_signal_and_data_that_end_leave_the_rest_trained(place: Path, preset: str) -> None:
     run = place / preset
-    words = (f"schedule.preset={preset}", f"run.dir={run}", *SCHEDULES[preset])
-    ended = subprocess.run(
-        [sys.executable, "-c", CONTROLLER, str(place / "config.toml"), *words],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=120, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    trained(place / "config.toml", f"schedule.preset={preset}", f"run.dir={run}", *SCHEDULES[preset])
     report = audit(run / "ledger.sqlite")
     assert (report.violations, report.notes) == ((), ())
     reader = LedgerReader(run / "ledger.sqlite")
@@ -113,7 +99,7 @@ def test_a_dying_engine_a_hanging_reward_a_prompt_without_signal_and_data_that_e
     reader.close()
     assert [event.instance for event in records if isinstance(event, InstanceLost)] == ["rollout-0"]
     assert [event.error.split(":")[0] for event in records if isinstance(event, CommandFailed)] == [
-        "rewards length gave no answer on group 4 (row 4 of rows)"
+        "rewards length gave no answer on group 4 (row 4 of rows"
     ]
     states = {command.group: command.state for command in records if isinstance(command, Terminal)}
     assert states.pop(4) == "failed"

@@ -3,17 +3,18 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
+from tests.e2e.runs import rows, train, trained
 
 from paceline.models.tiny import write_tiny
+from paceline.runtime.audit import audit
+
+pytestmark = pytest.mark.timeout(0)  # every process has its own limit: `runs.LIMIT_S`
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
 
@@ -68,20 +69,14 @@ path = "{held_out}"
 gold_column = "answer"
 """
 REWARD = """
+import time
+from pathlib import Path
+
 def length(completions, gold, **columns):
     if "fails" in str(gold):
+        Path(__file__).with_suffix(".raised").write_text(str(time.time()))
         raise ValueError("no reward for this one")
     return [float(len(text) % 3 == 0) for text in completions]
-"""
-CONTROLLER = """
-import sys
-from pathlib import Path
-from paceline.cli import wire
-from paceline.config.load import load
-outcome = wire.train(load(Path(sys.argv[1]), sys.argv[3:]), resume=sys.argv[2] == "resume", on_progress=lambda progress: None)
-assert "torch" not in sys.modules and "transformers" not in sys.modules, "the controller loaded torch"
-print(outcome)
-sys.exit(0 if outcome.ok else 1)
 """
 
 
@@ -104,62 +99,64 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(place: Path, config: str, *words: str, resume: bool = False) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", CONTROLLER, str(place / config), "resume" if resume else "new", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+NAMES = ("update", "group", "sample", "row", "prompt_ids", "ids", "reward", "version")
+PIPELINED = (
+    *("schedule.preset=pipelined", "schedule.groups_per_dispatch=1", "schedule.in_order=false", "schedule.frontier=2", "rollout.slots=3"),
+    *("tracking.kinds=['tensorboard']", "tracking.names=['trl']"),
+)
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    found = [row for segment in sorted((run / "trajectories").iterdir()) for row in pq.read_table(segment).to_pylist()]
-    return sorted(found, key=lambda row: (row["update"], row["group"], row["sample"]))
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """A serial run of four updates, evaluated."""
+    run = place / "whole"
+    trained(place / "evaluated.toml", f"run.dir={run}", "run.updates=4")
+    return run
 
 
-@pytest.mark.parametrize("words", [(), ("schedule.preset=pipelined", "schedule.groups_per_dispatch=1")], ids=["serial", "pipelined"])
+@pytest.mark.parametrize("words", [(), PIPELINED], ids=["serial", "pipelined"])
 def test_a_resumed_run_trains_the_same_trajectories_to_the_same_weights_as_an_uninterrupted_one(
-    place: Path, tmp_path: Path, words: tuple[str, ...]
+    place: Path, whole: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    whole = train(place, "evaluated.toml", f"run.dir={tmp_path / 'whole'}", "run.updates=4", *words)
-    assert whole.returncode == 0, whole.stderr
-    for updates, resume in ((2, False), (4, True)):
-        half = train(place, "plain.toml", f"run.dir={tmp_path / 'halves'}", f"run.updates={updates}", *words, resume=resume)
-        assert half.returncode == 0, half.stderr
-    a, b = rows(tmp_path / "whole"), rows(tmp_path / "halves")
-    names = ("update", "group", "sample", "row", "prompt_ids", "ids", "reward", "version")
-    assert [[row[name] for name in names] for row in a] == [[row[name] for name in names] for row in b]
-    assert [row["group"] for row in a] == [group for group in range(8) for _ in range(4)], "each prompt once, epochs in a row"
-    assert sorted({row["row"] for row in a[: 6 * 4]}) == list(range(6))
-    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "halves"))
-    start = load_file(place / "model" / "model.safetensors")
+    """The uninterrupted one is serial in both cases: in processes, too, pipelined trains the tokens of serial to the weights of serial."""
+    halves = tmp_path / "halves"
+    for updates, resume, workers in ((2, False, ()), (4, True, ("rollout.instances=2", "pool.reward_workers=2"))):
+        trained(place / "plain.toml", f"run.dir={halves}", f"run.updates={updates}", *words, *workers, resume=resume)
+    a, b = rows(whole), rows(halves)
+    assert [[row[name] for name in NAMES] for row in a] == [[row[name] for name in NAMES] for row in b]
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (whole, halves))
     assert max(abs(first[name] - second[name]).max() for name in first) < 1e-9
-    assert max(abs(first[name] - start[name]).max() for name in first) > 1e-4, "training changed the weights"
-    evaluations = [json.loads(line) for line in (tmp_path / "whole" / "eval.jsonl").read_text().splitlines()]
+    assert audit(halves / "ledger.sqlite").violations == ()
+    if words:
+        shown = tensorboard(halves)
+        assert [event.step for event in shown.Scalars("train/reward")] == [1, 2, 3, 4], "a resume continues the tracker"
+        assert [event.value for event in shown.Scalars("update/lineage")] == [1, 1, 2, 2]
+
+
+def tensorboard(run: Path) -> Any:
+    """What TensorBoard shows of a run's updates."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(run / "tracking" / "tensorboard" / "update")).Reload()
+
+
+def test_a_run_goes_through_its_prompts_in_order_changes_the_weights_and_evaluates_them(place: Path, whole: Path) -> None:
+    found = rows(whole)
+    assert [row["group"] for row in found] == [group for group in range(8) for _ in range(4)], "each prompt once, epochs in a row"
+    assert sorted({row["row"] for row in found[: 6 * 4]}) == list(range(6))
+    start, end = load_file(place / "model" / "model.safetensors"), load_file(whole / "model" / "model.safetensors")
+    assert max(abs(end[name] - start[name]).max() for name in end) > 1e-4, "training changed the weights"
+    evaluations = [json.loads(line) for line in (whole / "eval.jsonl").read_text().splitlines()]
     assert [(line["update"], line["problems"]) for line in evaluations] == [(0, 6), (2, 6), (4, 6)]
-    metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    report = audit(whole / "ledger.sqlite")
+    assert (report.violations, report.notes) == ((), ())
+
+
+def test_engine_and_trainer_agree_and_every_metric_is_documented(whole: Path) -> None:
+    metrics = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert max(line["logprob_gap/max"] for line in metrics if line["axis"] == "update") < 1e-9
     assert {name for line in metrics for name in line if not documented(name)} == {"axis", "step"}
-    for name in ("whole", "halves"):
-        audited = subprocess.run(
-            [sys.executable, "-m", "paceline.cli.main", "audit", str(tmp_path / name)],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60, check=False,
-        )  # fmt: skip
-        assert audited.returncode == 0, audited.stdout
-
-
-def test_in_processes_too_pipelined_trains_the_tokens_of_serial_to_the_weights_of_serial(place: Path) -> None:
-    found = {}
-    for preset, words in {
-        "serial": ("schedule.in_order=false",),
-        "pipelined": ("schedule.in_order=false", "schedule.groups_per_dispatch=1", "schedule.frontier=2", "rollout.slots=3"),
-    }.items():
-        run = place / f"as-{preset}"
-        ended = train(place, "plain.toml", f"run.dir={run}", "run.updates=3", f"schedule.preset={preset}", *words)
-        assert ended.returncode == 0, ended.stderr
-        found[preset] = (rows(run), load_file(run / "model" / "model.safetensors"))
-    (a, first), (b, second) = found.values()
-    names = ("update", "group", "sample", "prompt_ids", "ids", "reward", "version")
-    assert [[row[name] for name in names] for row in a] == [[row[name] for name in names] for row in b]
-    assert max(abs(first[name] - second[name]).max() for name in first) < 1e-9
 
 
 def test_a_reward_that_raises_ends_the_run_soon_by_name_and_leaves_no_child(place: Path) -> None:
@@ -172,16 +169,16 @@ def test_a_reward_that_raises_ends_the_run_soon_by_name_and_leaves_no_child(plac
         "run.updates=3",
         "run.checkpoint_every=1",
     )
-    ended = train(place, "plain.toml", *words)
+    ended = train(place / "plain.toml", *words)
+    assert time.time() - float((place / "reward.raised").read_text()) < 10, "the process lives on"
     assert ended.returncode == 1, ended.stderr
     assert "reward length raised ValueError on row 2" in ended.stdout
     assert [path.name for path in (place / "failing" / "checkpoints").iterdir()] == ["step-1"]
-    assert not [process for process in children_of(place / "failing")]
+    assert children_of(place / "failing") == []
 
 
 def children_of(run: Path) -> list[int]:
     """Processes that write a log of this run."""
-    time.sleep(0.1)
     logs = str(run / "logs")
     found = []
     for descriptor in Path("/proc").glob("[0-9]*/fd/1"):
@@ -193,20 +190,13 @@ def children_of(run: Path) -> list[int]:
     return found
 
 
-def test_a_mixture_with_fewer_rows_than_an_update_trains_and_a_resume_continues_its_tracker(place: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+def test_a_mixture_with_fewer_rows_than_an_update_trains(place: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps({"prompt": "only one", "answer": "x"}))
-    words = (f"run.dir={tmp_path / 'run'}", "tracking.kinds=['tensorboard']", "tracking.names=['trl']", "task.weight=1.0", "task.limit=2",
+    words = (f"run.dir={tmp_path / 'run'}", "task.weight=1.0", "task.limit=2",
              f"mix.0={{kind='file', path='{few}', gold_column='answer', weight=1.0}}", "schedule.groups_per_update=4")  # fmt: skip
-    for updates, resume in ((1, False), (2, True)):
-        done = train(place, "plain.toml", *words, f"run.updates={updates}", resume=resume)
-        assert done.returncode == 0, done.stderr
+    trained(place / "plain.toml", *words, "run.updates=2")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     updates = [line for line in lines if line["axis"] == "update"]
+    assert len(updates) == 2
     assert all({"reward/rows", "reward/few"} <= line.keys() and line["update/groups"] == 4 for line in updates)
-    shown = EventAccumulator(str(tmp_path / "run" / "tracking" / "tensorboard" / "update")).Reload()
-    assert [event.step for event in shown.Scalars("train/reward")] == [1, 2]
-    assert [event.value for event in shown.Scalars("update/lineage")] == [1, 2]

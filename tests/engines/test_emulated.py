@@ -1,5 +1,6 @@
 """The emulated engine's own promises: when things happen, and that nothing else does. The contract tests hold the rest."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from paceline.core.costs import DecodeCost, LinearCost
 from paceline.engines.emulated import EmulatedEngine, EngineCosts, Lengths
 from paceline.ports.rollout import Failure
 from paceline.runtime.bodies import PausingBody
-from paceline.types.errors import EngineError
+from paceline.types.errors import EngineError, StateFileError
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import WeightsRef
 
@@ -211,6 +212,27 @@ def test_moved_trajectories_go_on_where_they_were_without_reading_their_prompt_a
     assert there.engine.prefilled == 0
     assert [now for now, _ in ended] == pytest.approx([here.now + 0.05 * moved_tokens + 20.0] * 2)
     assert [(result.sample, len(result.ids), result.instance) for _, result in ended] == [(0, 30, "b"), (1, 30, "b")]
+
+
+def test_what_travels_is_plain_json_and_keeps_versions_attempts_and_the_time_spent(tmp_path: Path) -> None:
+    here, there = (Place(trace=(30,), decode=DecodeCost(1.0, 0.0), name=name, held=2) for name in ("a", "b"))
+    for place in (here, there):
+        place.engine.load(WeightsRef(1), publish(tmp_path, 1))
+    here.engine.submit([ask(0, version=1)])
+    here.run(until=11.0)
+    here.engine.load(WeightsRef(2), publish(tmp_path, 2), "keep", 1)
+    there.engine.load(WeightsRef(2), publish(tmp_path, 2))
+    here.engine.hand_over([(0, 0)], str(tmp_path / "state"))
+    (travels,) = json.loads((tmp_path / "state").read_text())["trajectories"]
+    assert (travels["versions"], travels["done"], travels["kv"], travels["seconds"]) == ([[0, 1], [11, 2]], 11, True, 11.0)
+    there.now = there.engine._at = 500.0
+    there.engine.take_in(str(tmp_path / "state"))
+    ((_, result),) = there.run()
+    assert result.columns[VERSION].tolist() == [1] * 11 + [2] * 19
+    assert result.seconds == 30.0, "the other instance's clock does not count"
+    (tmp_path / "other").write_text('{"format": 0, "trajectories": []}')
+    with pytest.raises(StateFileError, match="state of format 0, this engine reads format 1"):
+        there.engine.take_in(str(tmp_path / "other"))
 
 
 def test_trajectories_of_a_version_that_is_not_held_are_not_taken_in(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def fill(pool, span, tag):
 
 def holds(pool, span, tag):
     for layer in range(SHAPE.layers):
-        keys, values = (m.view(-1, SHAPE.kv_heads, pool.size, SHAPE.head_dim) for m in pool.read(layer, span.end))
+        keys, values = (m[layer].view(-1, SHAPE.kv_heads, pool.size, SHAPE.head_dim) for m in pool.read(span.end))
         for index in range(len(span.places)):
             expected = tag + torch.arange(float(pool.size)) + index * pool.size
             slot = pool.slot(span, index)
@@ -61,6 +61,6 @@ def test_pages_are_cleared_before_use():
     pool.release(span)
     again = Span("back")
     pool.extend(again, 3)
-    keys, values = pool.read(1, "back")
+    keys, values = (memory[1] for memory in pool.read("back"))
     assert not keys.any()
     assert not values.any()

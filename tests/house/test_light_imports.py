@@ -10,7 +10,10 @@ HEAVY = ("torch", "transformers", "pyarrow", "reasoning_gym")
 
 @pytest.mark.parametrize(
     "module",
-    ["paceline", "paceline.types.records", "paceline.config.load", "paceline.core.machine", "paceline.sim.driver", "paceline.cli.main"],
+    [
+        *("paceline", "paceline.types.records", "paceline.config.load", "paceline.core.machine", "paceline.sim.driver"),
+        *("paceline.cli.main", "paceline.cli.emulated", "paceline.runtime.worker", "paceline.rewards.worker"),
+    ],
 )
 def test_importing_a_light_module_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"

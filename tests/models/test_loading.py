@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -37,6 +39,15 @@ def test_every_end_of_sequence_id_is_collected(tiny):
 
 def test_auto_takes_the_slim_decoder_where_it_fits(tiny):
     assert isinstance(load(ModelConfig(path=str(tiny), dtype="float32")).model, SlimDecoder)
+
+
+def test_a_model_that_fits_the_slim_decoder_brings_neither_the_model_code_of_transformers_nor_the_compiler_of_torch(tiny):
+    code = (
+        "import sys\nfrom paceline.config.schema import ModelConfig\nfrom paceline.models.load import load\n"
+        f"load(ModelConfig(path={str(tiny)!r}, dtype='float32'))\n"
+        "print([m for m in ('transformers.modeling_utils', 'torch._dynamo', 'gguf', 'paceline.models.hf') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_slim_asked_for_by_name_is_refused_where_it_does_not_fit(tmp_path):

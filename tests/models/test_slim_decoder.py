@@ -11,7 +11,7 @@ from paceline.models.kernels import Head
 from paceline.models.load import load
 from paceline.models.packed import PackedModel
 from paceline.models.slim import SlimDecoder
-from paceline.models.store import fingerprint, read
+from paceline.models.store import fingerprint, read, write_tensors
 from paceline.models.tiny import write_tiny
 from paceline.types.errors import ModelError
 
@@ -98,12 +98,16 @@ def test_the_serving_kernels_give_the_bits_of_the_training_kernels_whatever_the_
     assert torch.equal(serving(hidden[:rows]), right[:rows])
 
 
-def test_packed_copies_follow_every_change_of_the_weights(tmp_path):
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_copies_follow_every_change_of_the_weights(tmp_path, dtype, stored):
     old, new = (write_tiny(tmp_path / str(seed), seed=seed) for seed in (0, 1))
-    model, fresh = (load(config(directory, "bfloat16")).model for directory in (old, new))
+    model, fresh = (load(config(directory, dtype)).model for directory in (old, new))
+    write_tensors(list(fresh.named_parameters()), path := tmp_path / "new.safetensors", stored)
+    fresh.load_tensors(path)
     with torch.inference_mode():
         before = logits(model)
-        model.load_tensors(new / "model.safetensors")
+        model.load_tensors(path)
         right = logits(fresh)
         assert torch.equal(logits(model), right)
         assert not torch.equal(before, right)

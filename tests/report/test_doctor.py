@@ -62,7 +62,7 @@ def test_a_live_run_names_what_it_waits_for_since_when_and_until_when(tmp_path: 
     assert found.headline.startswith(f"runs (process {os.getpid()}), for 20.0 s")
     assert last == found.trainer
     first = min(found.owed, key=lambda owed: owed.left)
-    assert (first.kind, first.owner, first.what) == ("materialize", "rewards", "group 3"), "group 3 was served first"
+    assert (first.kind, first.owner, first.what[0]) == ("materialize", "rewards", "group 3"), "group 3 was served first"
     assert first.since + first.left == pytest.approx(30.0)
     assert found.healthy
 
@@ -76,6 +76,7 @@ def test_a_live_run_with_something_overdue_needs_somebody(tmp_path: Path) -> Non
     assert found.owed[0].left < -20.0
     assert not found.healthy
     assert "OVERDUE by" in told.output
+    assert "(reward.timeout_s)" in told.output
     assert told.exit_code == 1
 
 

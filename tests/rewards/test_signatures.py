@@ -49,6 +49,9 @@ def test_verl_gets_one_answer_with_its_gold_and_the_row_by_keyword() -> None:
     assert seen[1] == {"data_source": "sums", "solution_str": "5", "ground_truth": "4", "extra_info": {"level": 3}}
     values(compute_score, "verl", "4", row=prompt(data_source="openai/gsm8k", extra_info={"split": "train"}))
     assert (seen[-1]["data_source"], seen[-1]["extra_info"]) == ("openai/gsm8k", {"split": "train"})
+    for empty in ("", None):
+        values(compute_score, "verl", "4", row=prompt(data_source=empty))
+        assert seen[-1]["data_source"] == "sums", "a column without a value is no source"
 
 
 def test_a_dict_of_verl_gives_its_score_and_arguments_reach_the_function() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,10 +98,16 @@ def engine(
 
 
 class TrainerThat(TrainerBody):
-    """Raises or dies at a step; never ends an export when it `hangs`; needs `takes_s` seconds for a dispatch; `diverges` at a step."""
+    """Raises or dies at a step; never ends an export when it `hangs`; needs `takes_s` seconds for a dispatch; `diverges` at a step.
+    Dies in its n-th call of a method, once over all workers: `dies_in` has (n, a file that remembers) by method. Finds no space for
+    files of these names in the directory that it saves to: `no_space`."""
 
-    def __init__(self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool, takes_s: float, diverges: bool) -> None:
+    def __init__(
+        self, trainer: FakeTrainer, raises_at: int, dies_at: int, hangs: bool, takes_s: float, diverges: bool,
+        dies_in: Mapping[str, tuple[int, str]], no_space: Sequence[str],
+    ) -> None:  # fmt: skip
         super().__init__(trainer)
+        self.dies_in, self.calls, self.no_space = dies_in, Counter[str](), no_space
         self.raises_at, self.dies_at, self.hangs, self.takes_s, self.steps = raises_at, dies_at, hangs, takes_s, 0
         self.diverges = diverges
 
@@ -108,6 +116,13 @@ class TrainerThat(TrainerBody):
         return super().call("accumulate", *arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
+        self.calls[method] += 1
+        number, once = self.dies_in.get(method, (0, ""))
+        if self.calls[method] == number and Once(once):
+            raise SystemExit(11)
+        if method == "save":
+            for name in self.no_space:
+                fill(Path(arguments[0], name))
         if method == "accumulate" and self.takes_s:
             return self._slowly(*arguments)
         if method == "export" and self.hangs:
@@ -124,8 +139,16 @@ class TrainerThat(TrainerBody):
         return super().call(method, *arguments)
 
 
-def trainer(raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: float = 0.0, diverges: bool = False) -> WorkerBody:
-    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs, takes_s, diverges)
+def trainer(
+    raises_at: int = 0, dies_at: int = 0, hangs: bool = False, takes_s: float = 0.0, diverges: bool = False,
+    dies_in: Mapping[str, tuple[int, str]] | None = None, no_space: Sequence[str] = (),
+) -> WorkerBody:  # fmt: skip
+    return TrainerThat(FakeTrainer(), raises_at, dies_at, hangs, takes_s, diverges, dies_in or {}, no_space)
+
+
+def fill(path: Path) -> None:
+    """Let this process find no space when it writes `path` whole: the file that it writes aside is one that is always full."""
+    path.with_name(f".{path.name}.{os.getpid()}.tmp").symlink_to("/dev/full")
 
 
 class JudgeOf:

@@ -15,6 +15,7 @@ from paceline.ports.fakes.pool import InlinePool, InlineWorker
 from paceline.ports.pool import WorkerSpec
 from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.lives import Lives
 from paceline.runtime.rundir import RunDir, read_resume
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.transports.files import FileStore
@@ -60,6 +61,7 @@ class Run:
     start_s: float = 0.0
     max_tokens: int = 8
     prompts: int | None = None
+    keep_last: int = 2
 
     def __post_init__(self) -> None:
         self.pool = SlowPool(self.start_s)
@@ -68,11 +70,17 @@ class Run:
         self.rundir = RunDir(self.root)
         self.rundir.open(resume=self.resume)
         self.ledger = Ledger(self.rundir.ledger)
+        self._prepare()
+
+    def _prepare(self) -> None:
         checkpoint = self.rundir.latest_checkpoint()
         info = None if checkpoint is None else read_resume(checkpoint)
         resume = Resume() if info is None else info.resume()
         lineage = self.ledger.open_lineage(self.schedule, resume, None if info is None else info.lineage, "now")
-        self.session = Session(
+        self.session = self._session_of(Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens))
+
+    def _session_of(self, lineage: Lineage) -> Session:
+        return Session(
             pool=self.pool,
             workers=Workers(
                 WorkerSpec("trainer", "runtime_bodies:trainer", self.trainer),
@@ -90,11 +98,11 @@ class Run:
                 self.answer_timeout_s,
                 ("lengthy",),
                 self.reward_deadline_s,
-                2,
+                self.keep_last,
                 self.train_timeout_s,
                 self.prompts,
             ),
-            lineage=Lineage(self.schedule, resume, lineage, checkpoint, {}, 0 if info is None else info.tokens),
+            lineage=lineage,
             task=self.task,
             eval_plan=EvalPlan(tuple(self.problems.prompt(i) for i in range(3)), True, 2, Sampling(8), 7, ("lengthy",))
             if self.evaluates
@@ -111,13 +119,16 @@ class Run:
         """Run to the end; raises what ended it."""
         try:
             async with asyncio.timeout(20):
-                return await self.session.run()
+                return await self._live()
         finally:
-            self.ledger.close()
             self.rundir.close()
+            self.ledger.close()
             for worker in self.pool.workers.values():
                 with pytest.raises(WorkerLost):
                     await worker.call("info")
+
+    async def _live(self) -> Stop:
+        return await self.session.run()
 
     def records(self, *kinds: type) -> list[Any]:
         """Events and commands of these kinds, in order, of the latest lineage."""
@@ -139,3 +150,28 @@ class Run:
     def _heard(self, progress: Progress) -> None:
         self.said.append(progress)
         self.watch(progress)
+
+
+@dataclass
+class Lived(Run):
+    """All lives of a run in one process, as `wire.train` has them. `session` is the present or last one's."""
+
+    trainer_restarts: int = 3
+
+    def _prepare(self) -> None:
+        self.trackers: list[MemoryTracker] = []
+        """One per life."""
+        self.lives = Lives(self.rundir, self.schedule, {}, self.trainer_restarts)
+
+    async def _live(self) -> Stop:
+        stop, _ = await self.lives.run(self.ledger, self._begin)
+        return stop
+
+    def _begin(self, lineage: Lineage) -> Session:
+        self.tracker = MemoryTracker()
+        self.trackers.append(self.tracker)
+        self.session = self._session_of(lineage)
+        return self.session
+
+    def notices(self) -> list[str]:
+        return [progress.message for progress in self.said if progress.message]

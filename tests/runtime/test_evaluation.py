@@ -9,7 +9,7 @@ from runtime_builders import prompt
 from paceline.ports.fakes.engine import FakeEngine
 from paceline.ports.rollout import Failure
 from paceline.runtime.evaluation import EvalPlan, Evaluation
-from paceline.types.errors import EngineError
+from paceline.types.errors import EngineError, WorkerLost
 from paceline.types.records import Prompt, Request, Sampling, ScoredGroup, Trajectory
 from paceline.types.weights import WeightsRef
 
@@ -104,7 +104,47 @@ async def test_an_answer_that_went_on_under_other_weights_fails_the_evaluation()
         await asyncio.gather(running, world.drive())
 
 
-async def test_a_lost_instance_fails_the_evaluation_at_once() -> None:
+async def test_what_a_lost_instance_owed_is_answered_by_the_others_in_the_same_words() -> None:
+    expected = await run(World(PLAN))
+    world = World(PLAN)
+    running = asyncio.ensure_future(world.evaluation.run(["a", "b"], 0))
+    while not world.requests["a"]:
+        await asyncio.sleep(0)
+    del world.engines["a"]
+    world.evaluation.lost("a", "killed")
+    world.evaluation.lost("a", "killed")  # it may be felt and told
+    await asyncio.gather(running, world.drive())
+    assert list(running.result()) == expected
+    asked = [(request.group, request.sample) for request in world.requests["b"]]
+    assert sorted(asked) == [(group, sample) for group in range(3) for sample in range(3)], "each of them once"
+
+
+async def test_an_instance_that_is_gone_when_it_is_asked_leaves_its_share_to_the_others() -> None:
+    expected = await run(World(PLAN))
+    world = World(PLAN)
+    submit = world.submit
+
+    async def dead(name: str, requests: Sequence[Request]) -> None:
+        if name == "a":
+            raise WorkerLost("worker a is not running, asked for submit")
+        await submit(name, requests)
+
+    world.evaluation._submit = dead
+    assert await run(world) == expected
+
+
+async def test_a_fault_in_asking_ends_the_evaluation() -> None:
+    world = World(PLAN)
+
+    async def broken(name: str, requests: Sequence[Request]) -> None:
+        raise ZeroDivisionError
+
+    world.evaluation._submit = broken
+    with pytest.raises(ZeroDivisionError):
+        await world.evaluation.run(["a"], 0)
+
+
+async def test_the_loss_of_the_last_instance_fails_the_evaluation_at_once() -> None:
     world = World(PLAN)
     running = asyncio.ensure_future(world.evaluation.run(["a"], 0))
     await asyncio.sleep(0)

@@ -81,21 +81,27 @@ def test_times_and_counts_of_an_update_have_the_names_that_stand_for_them() -> N
         busy={"rollout": 6.0, "reward": 1.0, "train": 3.0, "publish": 0.5},
         staleness={0: 3, 1: 1},
         staleness_updates={0: 2, 3: 2},
-        tokens=12,
+        tokens=48,
+        trajectories=2,
         filtered=3,
         failed_rewards=2,
     )
-    row = time_metrics(Row("update", 4, 20.0, tally, Window(12.0, 5.0, 3.0, 0.0), 20.0))
+    row = time_metrics(Row("update", 4, 20.0, tally, Window(12.0, 5.0, 3.0, 0.0), 20.0, 24.0))
     assert (row["step_time"], row["rollout_seconds"], row["train_seconds"], row["publish_seconds"]) == (10, 6, 3, 0.5)
     assert (row["rollout_to_train_end_seconds"], row["trainer_waiting_ratio"], row["trainer_waiting_ratio/all"]) == (8, 5 / 8, 5 / 8)
     assert (row["staleness/max"], row["staleness/mean"], row["staleness_updates/max"], row["staleness_updates/mean"]) == (1, 0.25, 3, 1.5)
     assert (row["rollout_tokens_per_second"], row["verifier_errors"], row["groups/filtered"]) == (2, 2, 3)
 
 
+def test_a_row_in_which_no_trajectory_ended_claims_no_speed() -> None:
+    row = time_metrics(Row("update", 4, 20.0, Tally(10.0, busy={"rollout": 10.0}), Window(12.0), 20.0, 10.0))
+    assert "rollout_tokens_per_second" not in row
+
+
 def test_a_publish_row_says_what_each_pool_did_as_shares_that_sum_to_one() -> None:
     tally = Tally(10.0, {"train": 4.0, "rollout": 6.0}, {"decode": 30.0, "window": 10.0}, staleness={0: 3, 2: 1}, migrated=5)
     tally.level_seconds, tally.most = {"trainable": 15.0}, {"trainable": 4}
-    row = publish_metrics(Row("publish", 2, 20.0, tally, Window(12.0, 5.0, 4.0, 1.0), 20.0))
+    row = publish_metrics(Row("publish", 2, 20.0, tally, Window(12.0, 5.0, 4.0, 1.0), 20.0, 0.0))
     assert (row["trainer/train"], row["trainer/rollout"]) == (0.4, 0.6)
     assert (row["rollout/decode"], row["rollout/window"], row["rollout/frontier"]) == (0.75, 0.25, 0)
     assert sum(value for name, value in row.items() if name.startswith("trainer/")) == 1

@@ -9,7 +9,7 @@ import pytest
 from runtime_builders import prompt
 
 from paceline.core.commands import Abort, Admit, Migrate
-from paceline.core.events import Aborted, Event, InstanceLost, Migrated, TrajectoryFinished
+from paceline.core.events import Aborted, Event, InstanceLost, Migrated, TrajectoryFailed, TrajectoryFinished
 from paceline.ports.fakes.engine import FakeEngine
 from paceline.ports.fakes.pool import InlinePool
 from paceline.ports.pool import WorkerBody, WorkerSpec
@@ -19,7 +19,7 @@ from paceline.runtime.bodies import RolloutBody
 from paceline.runtime.calls import Seat
 from paceline.runtime.moves import Moves
 from paceline.runtime.rollout import RolloutFleet
-from paceline.types.errors import EngineError, PacelineError, WorkerLost
+from paceline.types.errors import EngineError, PacelineError, StateFileError, WorkerLost
 from paceline.types.records import Request, Sampling, Trajectory
 
 LENGTH = 400
@@ -260,11 +260,26 @@ async def test_calls_to_an_instance_arrive_in_the_order_of_their_commands(pair: 
     await pair.finished(4)
 
 
-async def test_a_directory_that_takes_no_files_is_named_as_what_ended_the_source(pair: Pair) -> None:
-    pair.directory = pair.moves._directory = pair.directory / "file"
-    pair.directory.write_text("no directory")
-    with pytest.raises(EngineError, match="cannot write the state"):
-        await pair.moves.migrate(pair.command)
-    await pair.until(lambda: pair.of(InstanceLost))
-    (lost,) = pair.of(InstanceLost)
-    assert lost.reason.startswith("worker a was ended: a: cannot write the state of trajectories to ")
+async def test_a_directory_that_takes_no_files_is_named_and_leaves_everything_where_it_was(pair: Pair) -> None:
+    blocked = pair.directory.with_name("no-directory")
+    blocked.write_text("")
+    with pytest.raises(StateFileError, match=r"a: cannot write the state of trajectories to .*no-directory/move-9 "):
+        await Moves(pair.fleet, blocked, pair.events.append).migrate(pair.command)
+    assert pair.running("a") == 3
+    assert [event.instance for event in await pair.finished(3)] == ["a"] * 3
+    assert (pair.of(Migrated, InstanceLost), pair.restarted) == ([], [])
+
+
+async def test_trajectories_whose_state_cannot_be_read_again_are_failed_attempts_and_end_no_instance(pair: Pair) -> None:
+    gate = pair.gate("b", "take_in")
+    move = asyncio.create_task(pair.moves.migrate(pair.command))
+    await pair.until(lambda: pair.body("b").asked[-1] == "take_in")
+    (pair.directory / "move-9").write_text("damaged")
+    gate.set()
+    with pytest.raises(StateFileError, match="move-9: cannot read the state"):
+        await move
+    failed = pair.of(TrajectoryFailed)
+    assert [(event.group, event.sample) for event in failed] == list(KEYS)
+    assert all(event.error.startswith("it left a and could not come back: ") for event in failed)
+    await pair.finished(0)
+    assert (pair.of(Migrated, InstanceLost), pair.restarted) == ([], [])

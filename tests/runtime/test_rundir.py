@@ -1,12 +1,17 @@
 import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.core.schedule import Resume
 from paceline.runtime.ledger import Ledger
-from paceline.runtime.rundir import Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
-from paceline.types.errors import CheckpointError, ConfigError
+from paceline.runtime.rundir import FOLLOWS, Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
+from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
 INFO = ResumeInfo(update=4, version=2, pending=(5, 7), next_index=9, lineage=1, identity={"task": "abc", "model.path": "m"})
 
@@ -36,9 +41,13 @@ def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_
         opened(tmp_path / "empty", resume=True)
     assert not (tmp_path / "empty").exists(), "a misspelt name leaves nothing behind"
     (tmp_path / "ledger.sqlite").touch()
-    with pytest.raises(ConfigError, match="--resume"):
+    with pytest.raises(ConfigError, match=r"continue it with --resume \(from its beginning, it has no checkpoint yet\)"):
         opened(tmp_path)
-    opened(tmp_path, resume=True).close()
+    rundir = opened(tmp_path, resume=True)
+    seal(rundir, 8)
+    rundir.close()
+    with pytest.raises(ConfigError, match=r"continue it with --resume \(from step-8\)"):
+        opened(tmp_path)
 
 
 def test_checkpoints_without_their_ledger_are_not_mixed_with_a_new_run(tmp_path: Path) -> None:
@@ -71,11 +80,56 @@ def test_what_a_crash_left_of_a_checkpoint_is_cleared_and_a_replaced_one_is_rest
     seal(rundir, 3)
     (rundir.checkpoints / "step-3").rename(rundir.checkpoints / ".replaced-step-3")
     (rundir.checkpoints / ".step-3").mkdir()
+    (rundir.checkpoints / ".old-step-1").mkdir()
+    (tmp_path / "..model.7.tmp").mkdir()
+    (rundir.trajectories / ".001-update-000001-9.parquet.7.tmp").touch()
     rundir.ledger.touch()
     rundir.close()
     again = opened(tmp_path, resume=True)
     assert [path.name for path in again.checkpoints.iterdir()] == ["step-3"]
     assert read_resume(again.checkpoints / "step-3") == INFO
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+SAVES = """
+import sys
+from pathlib import Path
+from paceline.runtime.rundir import ResumeInfo, RunDir
+
+rundir = RunDir(Path(sys.argv[1]))
+rundir.open(resume=rundir.ledger.exists())
+rundir.ledger.touch()
+number = int(sys.argv[2])
+while True:
+    for number in (number, number + 1):  # the first takes the place of the last one before
+        aside = rundir.begin_checkpoint(number)
+        for name in "abc":
+            (aside / name).write_bytes(bytes([number % 251]) * 200_000)
+        rundir.seal_checkpoint(aside, ResumeInfo(number, number, (), number, 1, {}), keep_last=1)
+        print(number, flush=True)
+"""
+
+
+def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint_that_is_no_older_than_the_last_it_sealed(
+    tmp_path: Path,
+) -> None:
+    dice, number = random.Random(11), 1
+    for _ in range(10):
+        words = [sys.executable, "-c", SAVES, str(tmp_path), str(number)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": ":".join(sys.path)}) as saving:
+            assert saving.stdout is not None
+            sealed = int(saving.stdout.readline())
+            time.sleep(dice.uniform(0.0, 0.05))
+            saving.kill()
+            sealed = max([sealed, *(int(line) for line in saving.stdout if line.endswith("\n"))])
+        rundir = opened(tmp_path, resume=True)
+        newest = rundir.latest_checkpoint()
+        assert newest is not None
+        number = read_resume(newest).update
+        assert number >= sealed
+        assert newest.name == f"step-{number}"
+        assert {(newest / name).read_bytes() for name in "abc"} == {bytes([number % 251]) * 200_000}
+        rundir.close()
 
 
 def test_sealing_the_same_update_again_replaces_the_checkpoint(tmp_path: Path) -> None:
@@ -99,11 +153,38 @@ def test_an_exported_model_takes_the_place_of_an_older_one_and_says_where_it_com
         read_origin(tmp_path)
 
 
-def test_a_damaged_resume_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: json.dumps({"update": 1}),
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"next_index": 9', '"next_index": 8'),
+    ],
+    ids=["of another kind", "cut", "a list", "a changed number"],
+)
+def test_a_damaged_resume_file_is_an_error_that_names_it(tmp_path: Path, damage: Callable[[str], str]) -> None:
     final = seal(opened(tmp_path), 1)
-    (final / "resume.json").write_text(json.dumps({"update": 1}))
-    with pytest.raises(CheckpointError, match=r"resume\.json"):
+    file = final / "resume.json"
+    assert damage(file.read_text()) != file.read_text()
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(CheckpointDamaged, match=r"resume\.json: (missing or )?damaged"):
         read_resume(final)
+
+
+def test_a_damaged_checkpoint_is_put_aside_while_there_is_another_one_and_the_last_one_never_goes(tmp_path: Path) -> None:
+    rundir = opened(tmp_path)
+    older, newer = seal(rundir, 3), seal(rundir, 4)
+    said = rundir.put_aside(newer, CheckpointDamaged("step-4/trainer.bin: damaged"))
+    assert said == "step-4/trainer.bin: damaged; that checkpoint is kept as damaged-step-4, and the run goes on from step-3"
+    assert rundir.latest_checkpoint() == older
+    with pytest.raises(
+        CheckpointError, match=r"step-3/trainer\.bin: damaged; no other checkpoint is whole \(damaged-step-4 was damaged before"
+    ):
+        rundir.put_aside(older, CheckpointDamaged("step-3/trainer.bin: damaged"))
+    assert rundir.latest_checkpoint() == older
+    seal(rundir, 5, keep_last=1)
+    assert sorted(path.name for path in rundir.checkpoints.iterdir()) == ["damaged-step-4", "step-5"]
 
 
 def test_a_changed_identity_is_refused_with_what_changed(tmp_path: Path) -> None:
@@ -111,6 +192,19 @@ def test_a_changed_identity_is_refused_with_what_changed(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="task: abc -> def") as caught:
         check_identity(INFO.identity, {**INFO.identity, "task": "def"}, tmp_path)
     assert "model.path" not in str(caught.value)
+
+
+def test_what_a_fingerprint_cannot_say_is_explained_and_what_follows_from_it_is_left_out(tmp_path: Path) -> None:
+    saved = {FOLLOWS: "a", "contents of task t": "b", "task.t.path": "old.jsonl"}
+    words = {FOLLOWS: lambda: "in another way", "contents of task t": lambda: "row 4 changed"}
+    check_identity(saved, {**saved, "task.t.path": "new.jsonl"}, tmp_path, words)
+    with pytest.raises(CheckpointError) as caught:
+        check_identity(saved, {FOLLOWS: "A", "contents of task t": "B", "task.t.path": "new.jsonl"}, tmp_path, words)
+    assert str(caught.value).splitlines()[1:-1] == ["  contents of task t: row 4 changed", "  task.t.path: old.jsonl -> new.jsonl"]
+    with pytest.raises(CheckpointError, match=f"  {FOLLOWS}: in another way"):
+        check_identity(saved, {**saved, FOLLOWS: "A"}, tmp_path, words)
+    with pytest.raises(CheckpointError, match="  contents of task t: b -> B"):
+        check_identity(saved, {**saved, "contents of task t": "B"}, tmp_path, {"contents of task t": lambda: ""})
 
 
 def test_a_run_that_failed_while_it_started_leaves_the_directory_free(tmp_path: Path) -> None:

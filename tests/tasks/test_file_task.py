@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -202,6 +203,13 @@ def test_parquet_written_by_newer_libraries_is_read_through_its_columns_alone(tm
     assert task.prompt(2).messages == ({"role": "user", "content": "q2"},)
     assert task.prompt(2).columns == {"answer": "1", "source": "t", "embedding": [0.5, 1.5]}
     assert task.prompt(2).ids.tolist() == [257, *b"q2", 260, 258]
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_a_gold_that_is_a_number_is_the_decimal_that_was_written_whatever_its_width(tmp_path: Path, kind: pa.DataType) -> None:
+    table = pa.table({"prompt": ["a", "b", "c"], "answer": pa.array(np.array([0.1, 12.5, 18], kind.to_pandas_dtype()), kind)})
+    for path in (parquet(tmp_path, table), saved(tmp_path / "set", table)):
+        assert [read(path).prompt(i).gold for i in range(3)] == ["0.1", "12.5", "18.0"]
 
 
 def test_a_cell_of_twenty_megabytes_is_read(tmp_path: Path) -> None:

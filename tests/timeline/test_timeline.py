@@ -116,6 +116,31 @@ def test_times_run_forward_and_stay_within_the_run(seed: int) -> None:
             assert [since for since, _ in item.versions] == sorted(since for since, _ in item.versions)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_what_decodes_keeps_to_the_frontier_and_what_is_in_flight_to_the_window(seed: int) -> None:
+    chosen, trace = arbitrary(seed)
+    levels = of(Level, items(chosen, trace))
+    assert levels
+    for level in levels:
+        assert level.trainable <= level.in_flight
+        assert level.frontier is None or level.decoding <= level.frontier
+        assert (level.window is None) == (chosen.preset in ("serial", "pipelined"))
+        assert level.window is None or level.in_flight <= level.window
+
+
+@pytest.mark.parametrize(("preset", "lines"), [("serial", 0), ("pipelined", 2), ("streaming", 1), ("multiversion", 1)])
+def test_a_picture_shows_the_limit_that_its_schedule_has(preset: Preset, lines: int) -> None:
+    chosen, trace = plain(preset)
+    drawn = Items()
+    drawn.take(items(chosen, trace))
+    text = draw(drawn, "a run", [], 0.0, trace.end)
+    legend = [words for words in ("frontier", "decoding, in groups", "window: most in flight") if f">{words}</text>" in text]
+    assert len(legend) == lines
+    paths = re.findall(r'<path class="(?:mark|l1 line)" d="(M[^"]*H[^"]*)"', text)
+    assert len(paths) == lines
+    assert all(len(path) < 4000 for path in paths), "a step per change, not per record"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_trainers_lane_has_no_gap_and_says_what_the_account_says(seed: int) -> None:
     chosen, trace = arbitrary(seed)
@@ -250,7 +275,9 @@ def test_a_recorded_real_run_is_drawn_with_all_its_updates(path: Path) -> None:
     assert {span.outcome for span in of(GroupSpan, told)} == {"trained"}
     names = {event["name"] for event in trace_of(told)}
     assert {f"train {update}" for update in range(1, chosen.total_updates + 1)} <= names
-    assert min(span.start for span in of(TrainerSpan, told)) == records[0][1], "nothing is drawn before the first record"
+    assert records[0][1] > 1, "the workers took their time to start"
+    assert min(span.start for span in of(TrainerSpan, told)) == 0, "time begins with the first record"
+    assert max(span.end for span in of(TrainerSpan, told)) == pytest.approx(records[-1][1] - records[0][1])
 
 
 def test_a_long_run_streams_and_no_more_is_held_than_is_in_flight() -> None:

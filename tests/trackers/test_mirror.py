@@ -140,6 +140,17 @@ def test_what_was_not_sent_is_counted_and_a_resume_sends_it_to_the_same_run(tmp_
     assert again.said == []
 
 
+def test_what_is_empty_at_every_opening_gets_all_rows_of_all_lineages_each_time(tmp_path: Path) -> None:
+    service = Service()
+    for steps in ((1, 2), (2, 3)):
+        run = Run(tmp_path, service, afresh=True)
+        run.log(*(("update", step) for step in steps))
+        run.close()
+        sent, service.rows = [(step, values["update/lineage"]) for _, step, values in service.rows], []
+    assert sent == [(1, 1), (2, 1), (2, 2), (3, 2)]
+    assert len(set(service.runs)) == 1, "under one id"
+
+
 def test_a_service_that_cannot_be_opened_never_ends_the_run(tmp_path: Path) -> None:
     def _open(run: str) -> Tracker:
         raise RuntimeError("no API key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +15,10 @@ Ratio = Literal["token", "sequence"]
 
 
 class PolicyLoss(NamedTuple):
-    """What `policy_loss` returns; `metrics` are means over loss tokens unless their name says min or max."""
+    """What `policy_loss` returns; `metrics` are means over loss tokens unless their name says min or max.
+
+    `ratio/*` is learner over behaviour, `clip_ratio/*` the share beyond the clip, whatever a correction makes of the tokens.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, float]
@@ -69,7 +73,10 @@ def policy_loss(
     counts = torch.bincount(sequence, minlength=1)
     ratios, weights, corrected = _ratio_and_weight(policy, behaviour, sequence, counts, ratio, correction)
     per_token = weights * clipped_surrogate(ratios, scores.to(policy.dtype), clip_low, clip_high, dual_clip)
-    metrics = _metrics(per_token.detach(), ratios.detach(), policy.detach() - behaviour, scores, clip_low, clip_high) | corrected
+    measured = importance_ratio(policy.detach(), behaviour, sequence, counts, ratio)
+    metrics = (
+        _metrics(per_token.detach(), measured, policy.detach() - behaviour, scores, *_clip(clip_low, clip_high, correction)) | corrected
+    )
     if reference_logp is not None and kl != "none":
         learner, reference = policy if kl_logp is None else kl_logp[keep], reference_logp[keep]
         metrics["kl"] = _mean(kl_estimate(learner.detach(), reference, kl))
@@ -110,6 +117,11 @@ def _ratio_and_weight(
         return importance_ratio(policy, behaviour, sequence, counts, kind), torch.ones_like(proximal), {}
     weights, metrics = correct(over_sequence(proximal - behaviour, sequence, counts, correction.level), correction)
     return importance_ratio(policy, proximal if correction.weighs else behaviour, sequence, counts, kind), weights, metrics
+
+
+def _clip(low: float, high: float, correction: Correction | None) -> tuple[float, float]:
+    """How far a ratio may go; anywhere under a correction that carries it, for no clip touches it there."""
+    return (low, high) if correction is None or not correction.weighs else (math.inf, math.inf)
 
 
 def _penalty(learner: torch.Tensor, reference: torch.Tensor, kind: KL, only: torch.Tensor | None, sequence: torch.Tensor) -> torch.Tensor:

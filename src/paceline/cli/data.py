@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from paceline.config.checks import training_tasks
 from paceline.config.schema import Config, TaskConfig
+from paceline.rewards import load_judge
 from paceline.tasks.render import Tokenizer
 from paceline.tasks.task import RowTask, load
 from paceline.types.errors import ConfigError, DataError
 from paceline.types.records import Prompt
 
+VERIFIERS = ("math", "numeric", "exact")
+"""Kinds of rewards that compare with the gold."""
 EVAL_ORDER = 0
 """Seed of the order in which an evaluation's problems are taken."""
 
@@ -76,8 +80,17 @@ class DataBody:
     def _task(self, config: TaskConfig, seed: int) -> RowTask:
         over_limit = self._config.rollout.over_limit
         try:
-            return load(config, self._tokenizer, seed=seed, max_prompt_tokens=self._limit, over_limit=over_limit)
+            task = load(config, self._tokenizer, seed=seed, max_prompt_tokens=self._limit, over_limit=over_limit)
         except DataError as error:
             if not self._why:
                 raise
             raise DataError(f"{error}\n({self._why} tokens for a prompt)") from error
+        return task.without(self._without_reading(task.every_row())) if config.bad_rows == "skip" else task
+
+    def _without_reading(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Rows whose gold no verifier of ours can read, and why. What a user's function needs of a row is no fault of the row."""
+        verifiers = [reward.model_copy(update={"outcome": True}) for reward in self._config.reward if reward.kind in VERIFIERS]
+        if not verifiers:
+            return {}
+        with closing(load_judge(verifiers, verifiers=self._config.pool.verifiers)) as judge:
+            return {p.row: "; ".join(found) for p, found in zip(prompts, judge.problems(prompts), strict=True) if found}

@@ -79,6 +79,9 @@ class History:
 
     def feed(self, progress: Progress) -> str:
         """Take it in; returns the line of a new update or evaluation, else nothing."""
+        if progress.update < self._last:  # a lost trainer took updates along: they are made, and shown, again
+            del self.rewards[max(0, len(self.rewards) - (self._last - progress.update)) :]
+            self._last = progress.update
         self.now = progress
         if progress.message:
             self.notices.append(progress.message)

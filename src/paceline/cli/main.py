@@ -46,6 +46,8 @@ _Words = Annotated[
 _Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key; the same as KEY=VALUE, applied last.")]
 _Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Keys to set (dotted), or ~KEY for its default.")]
 
+WAY_ON = "what lies in the run directory stays usable: mend the cause, then continue it with --resume"
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -72,9 +74,9 @@ def train(
             _print_plan(config)
             return
         out, err = screen(sys.stdout), screen(sys.stderr)
-        with display(out, err) as show:
+        with display(out, err) as show, _the_way_on(config):
             outcome = wire().train(config, resume=resume, on_progress=show)
-        raise typer.Exit(tell_outcome(outcome, show.history.summary(), out, err))
+        raise typer.Exit(tell_outcome(outcome, show.history.summary(), config.run.dir, out, err))
 
 
 @app.command()
@@ -119,7 +121,9 @@ def draw(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: timeline.json or .svg in RUN.")] = None,
     form: Annotated[Format | None, typer.Option("--format", help="Default: by the name of the output, else perfetto.")] = None,
     lineage: Annotated[int | None, typer.Option("--lineage", help="Which life of a resumed run; default: the last.")] = None,
-    start: Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before.")] = None,
+    start: Annotated[
+        float | None, typer.Option("--from", metavar="SECONDS", help="Leave out what ended before; 0 = the first record.")
+    ] = None,
     end: Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="Leave out what began after.")] = None,
 ) -> None:
     """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""
@@ -201,6 +205,17 @@ def _shape(config: Config) -> ModelShape | None:
 
 
 @contextmanager
+def _the_way_on(config: Config) -> Iterator[None]:
+    """To the error of a run that had begun, add how it goes on."""
+    try:
+        yield
+    except (PacelineError, OSError) as error:
+        if not isinstance(error, ValueError) and Path(config.run.dir, "ledger.sqlite").is_file():
+            error.add_note(WAY_ON)
+        raise
+
+
+@contextmanager
 def _told() -> Iterator[None]:
     """Turn what a user can cause into a message on standard error and an exit code, without a traceback."""
     try:
@@ -208,14 +223,13 @@ def _told() -> Iterator[None]:
     except (ConfigError, DataError, ModelError, CheckpointError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(REFUSED) from error
-    except PacelineError as error:
+    except (PacelineError, OSError) as error:  # also no permission, no such file: the error names it
         typer.echo(f"failed: {error}", err=True)
+        if WAY_ON in getattr(error, "__notes__", ()):
+            typer.echo(WAY_ON, err=True)
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
-    except OSError as error:  # no space, no permission, a read-only file system: the error names the file
-        typer.echo(f"failed: {error}", err=True)
-        raise typer.Exit(FAILED) from error
 
 
 def main() -> None:

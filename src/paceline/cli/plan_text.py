@@ -10,7 +10,8 @@ from rich.text import Text
 
 from paceline.config.memory import Memory
 from paceline.config.plan import Plan
-from paceline.core.schedule import Schedule
+from paceline.core.presets import traits
+from paceline.core.schedule import AUTO, Schedule
 
 
 def plan_text(plan: Plan) -> RenderableType:
@@ -22,6 +23,10 @@ def _counts(plan: Plan) -> Table:
     s = plan.schedule
     table = Table("plan", "", "", box=None, header_style="bold", pad_edge=False)
     table.add_row("schedule", s.preset, _schedule(s))
+    table.add_row("in flight", *_in_flight(s))
+    table.add_row("generation", *_generation(s))
+    table.add_row("training", *_training(s))
+    table.add_row("at publish", *_at_publish(s))
     table.add_row("updates", f"{plan.updates:,}", f"of {s.groups_per_update} groups (prompts) x {s.group_size} samples")
     if plan.rounds is not None:
         table.add_row("rounds", f"{plan.rounds:,}", f"of {s.groups_per_round} groups under one version")
@@ -56,6 +61,50 @@ def _schedule(s: Schedule) -> str:
     if s.frontier is not None:
         parts.append(f"frontier {s.frontier}")
     return ", ".join(parts)
+
+
+def _in_flight(s: Schedule) -> tuple[str, str]:
+    """How much is under way at a time, at most. Texts here fit a line of 80 characters."""
+    if not traits(s).rounds:
+        return f"<= {traits(s).cap}", "groups, requested and not consumed"
+    if s.frontier is None:
+        return f"<= {s.groups_per_round}", "groups: the whole round"
+    if s.frontier == AUTO:
+        return AUTO, "groups' worth, chosen for each round"
+    return f"<= {s.frontier}", "groups' worth of trajectories (frontier)"
+
+
+def _generation(s: Schedule) -> tuple[str, str]:
+    """When new groups may start."""
+    if traits(s).rounds:
+        return "in rounds", f"the next after the publish{' and its evaluation' if s.evaluate_every else ''}"
+    if s.preset == "multiversion":
+        return "goes on", "new groups on the newest version"
+    if s.at_publish == "drain":
+        return "pauses", "before a publish, until new weights are there"
+    return "goes on", f"while fewer than {s.buffer_groups} groups are trainable"
+
+
+def _training(s: Schedule) -> tuple[str, str]:
+    """What training starts with."""
+    if s.start_when == "dispatch":
+        return f"from {s.groups_per_dispatch}", "trainable groups on"
+    whole = s.groups_per_round if traits(s).rounds else s.groups_per_publish
+    return f"from {whole}", "trainable groups on, all until the next publish"
+
+
+_UNFINISHED = {
+    "keep": "samples go on under it, KV cache kept",
+    "recompute": "samples go on under it, KV cache rebuilt",
+    "drain": "an instance loads when its samples are done",
+}
+
+
+def _at_publish(s: Schedule) -> tuple[str, str]:
+    """Versions that are live beside each other, and what becomes of unfinished work."""
+    if s.preset == "multiversion":
+        return f"<= {s.version_window} versions", "groups go on, each under its own version"
+    return "1 version", "nothing is under way" if traits(s).rounds else _UNFINISHED[s.at_publish]
 
 
 def _memory(items: tuple[Memory, ...]) -> RenderableType:

@@ -9,7 +9,7 @@ from paceline.durable import whole
 from paceline.report.doctor import SHOWN, Diagnosis, Owed, diagnose, duration
 from paceline.report.gather import gather
 from paceline.report.page import default_output, render
-from paceline.report.troubles import count
+from paceline.report.troubles import named
 from paceline.types.errors import ConfigError
 
 
@@ -59,7 +59,12 @@ def _waiting(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"  and {len(diagnosis.owed) - SHOWN} more"
 
 
+KEYS = {"materialize": "reward.timeout_s", "dispatch": "pool.train_timeout_s"}
+"""Keys of the configuration that deadlines follow from; all others from pool.answer_timeout_s."""
+
+
 def _debt(owed: Owed, live: bool) -> str:
-    what = owed.what if owed.number == 1 else f"{count(owed.number, owed.kind)} of it, the oldest {owed.what}"
+    what = named(owed.what)
     due = f"due in {duration(owed.left)}" if owed.left >= 0 else f"OVERDUE by {duration(-owed.left)}"
-    return f"{owed.owner}: {what}, for {duration(owed.since)}" + (f"; {due}" if live or owed.left < 0 else "")
+    key = KEYS.get(owed.kind, "pool.answer_timeout_s")
+    return f"{owed.owner}: {what}, for {duration(owed.since)}" + (f"; {due} ({key})" if live or owed.left < 0 else "")

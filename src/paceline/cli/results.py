@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,14 +16,29 @@ DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: done; the run failed (or breaks a rule); configuration or data are wrong; someone interrupted it."""
 
 
-def tell_outcome(outcome: Outcome, summary: Sequence[str], out: Console, err: Console) -> int:
-    """Say how a run ended, how it went, and where its model lies; returns the exit code."""
+def way_on(run: str) -> list[str]:
+    """What to do about a run that failed after it had begun; nothing where no run lies."""
+    if not Path(run, "ledger.sqlite").is_file():
+        return []
+    place = shlex.quote(run)
+    return [
+        f"what went wrong: paceline doctor {place}",
+        f"what lies in {place} stays usable; when the cause is mended: paceline train {place}/config.toml --resume",
+    ]
+
+
+def tell_outcome(outcome: Outcome, summary: Sequence[str], run: str, out: Console, err: Console) -> int:
+    """Say how a run ended, how it went, where its model lies and how it goes on; returns the exit code. run: its directory."""
     plain(out if outcome.ok else err, _ending(outcome))
     for line in summary:
         plain(out, line)
     if outcome.model:
-        plain(out, f"model: {outcome.model}")
-    if outcome.resumable and (outcome.update < outcome.total or outcome.interrupted):
+        pretended = f"no model: nothing was learnt, {outcome.model} holds the counters of an emulated trainer"
+        plain(out, pretended if outcome.emulated else f"model: {outcome.model}")
+    if not outcome.ok:
+        for line in way_on(run):
+            plain(err, line)
+    elif outcome.resumable and (outcome.update < outcome.total or outcome.interrupted):
         plain(out, "continue it with --resume")
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
 

@@ -76,7 +76,6 @@ class _Telling:
         self._lineage = lineage
         self._only = only
         self._story = Story(lineage.schedule, lineage.resume)
-        self._began: float | None = None
 
     @property
     def account(self) -> Account:
@@ -85,7 +84,6 @@ class _Telling:
 
     def _items(self) -> Iterator[Item]:
         for record in self._reader.records(self._lineage.id):
-            self._began = record.now if self._began is None else self._began
             yield from self._only.cut(self._story.feed(record.value, record.now))
         yield from self._only.cut(self._story.close())
 
@@ -99,7 +97,7 @@ class _Telling:
         """As SVG."""
         items = Items()
         items.take(self._items())
-        start, end = max(self._only.start, cast(float, self._began)), min(self._only.end, self.account.now)
+        start, end = max(self._only.start, 0.0), min(self._only.end, self.account.now)
         part = "" if self._only == Range() else f"; shown: {start:g} to {end:g} s"
         out.write(draw(items, f"{name}, {self.length()}{part}", self.summary(), start, end))
 

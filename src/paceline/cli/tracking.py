@@ -32,11 +32,14 @@ def require(config: Config) -> None:
 def trackers(config: Config, rundir: RunDir, lineage: int, say: Callable[[str], None]) -> list[Tracker]:
     """The record first, then its mirrors. say: tells the user what goes wrong with a service."""
     rundir.tracking.mkdir(exist_ok=True)
-    mirrors = [
-        Mirror(kind, rundir.metrics, partial(_open, config, kind, rundir.tracking / kind), rundir.tracking, say, config.tracking.names)
-        for kind in config.tracking.kinds
-    ]
-    return [JsonlTracker(rundir.metrics, lineage), *mirrors]
+    return [JsonlTracker(rundir.metrics, lineage), *(_mirror(config, kind, rundir, say) for kind in config.tracking.kinds)]
+
+
+def _mirror(config: Config, kind: str, rundir: RunDir, say: Callable[[str], None]) -> Mirror:
+    """Of what W&B keeps offline each upload takes the place of the one before: so each lineage has its file with all rows."""
+    opened = partial(_open, config, kind, rundir.tracking / kind)
+    afresh = kind == "wandb" and config.tracking.offline
+    return Mirror(kind, rundir.metrics, opened, rundir.tracking, say, config.tracking.names, afresh=afresh)
 
 
 def _open(config: Config, kind: str, directory: Path, run: str) -> Tracker:

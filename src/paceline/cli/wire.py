@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
+from paceline.config.changes import changes
 from paceline.config.checks import reward_name, task_name, training_tasks
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
@@ -24,17 +24,18 @@ from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.evaluation import summarize
-from paceline.core.schedule import Resume
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
 from paceline.runtime.calls import Seat
 from paceline.runtime.evaluation import EvalPlan
-from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.ledger import Ledger, LedgerReader, unused
+from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, ResumeInfo, RunDir, check_identity, read_origin, read_resume, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, RunDir, read_origin, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
+from paceline.tasks.changes import changed_rows
 from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
 from paceline.transports.files import FileStore
@@ -52,7 +53,7 @@ def train(
 ) -> Outcome:
     """Run the configuration to its end, a stop or a failure, in processes of its own.
 
-    `resume` continues the run directory's last complete checkpoint (from the start where there is none yet). `workers` replaces
+    `resume` continues the run directory's newest whole checkpoint (from the start where there is none yet). `workers` replaces
     `workers_of(config)`, for an engine, a trainer or rewards that the configuration cannot name. Raises ConfigError,
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
@@ -103,42 +104,50 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
-    for line in _counted(data.task):
+    task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
+    for line in _counted(task):
         on_progress(Progress(0, config.run.updates, {}, "data", line))
-    checkpoint, info = _restored(rundir, identity := _identity(config, data.task, data.contents))
-    schedule, resume = make_schedule(config), Resume() if info is None else info.resume()
+    parts = _parts(config, task)
+    lives = Lives(rundir, schedule, _identity(config, task, data.contents), config.pool.trainer_restarts, _explained(rundir, parts))
+    if not unused(rundir.ledger):
+        other = changes(rundir.config, config)
+        begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
+        lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
     write_durably(rundir.config, dump(config).encode())
-    ledger = Ledger(rundir.ledger)
-    try:
-        lineage = ledger.open_lineage(schedule, resume, None if info is None else info.lineage, datetime.now(UTC).isoformat())
-        notices = Notices(rundir.notices, lineage)
-        session = Session(
+    write_durably(rundir.rows, json.dumps({name: part.digests for name, part in parts.items()}).encode())
+    notices = Notices(rundir.notices, 0)
+
+    def _session(lineage: Lineage) -> Session:
+        notices.lineage = lineage.id
+        session: Session = Session(
             pool=pool,
             workers=workers,
-            settings=_settings(config, data.task),
-            lineage=Lineage(schedule, resume, lineage, checkpoint, identity, 0 if info is None else info.tokens),
-            task=data.task,
+            settings=_settings(config, task),
+            lineage=lineage,
+            task=task,
             eval_plan=_eval_plan(config, data) if data.problems else None,
             store=FileStore(rundir.weights),
             rundir=rundir,
             ledger=ledger,
-            trackers=tracking.trackers(config, rundir, lineage, lambda text: session.recorder.notice(text)),
+            trackers=trackers_of(lineage.id, lambda text: session.recorder.notice(text)),
             on_progress=notices.beside(on_progress),
         )
+        return session
+
+    with Ledger(rundir.ledger) as ledger:
         try:
-            stop = await session.run()
+            stop, life = await lives.run(ledger, _session)
         except Exception as error:  # whatever it is, `paceline doctor` tells it later
             notices.add(str(error) or repr(error), fatal=True)
             raise
-    finally:
-        ledger.close()
     return Outcome(
         ok=stop.ok,
         reason=stop.reason,
-        update=session.recorder.update,
+        update=life.recorder.update,
         total=schedule.total_updates,
-        interrupted=session.interrupted and (session.recorder.update < schedule.total_updates or not session.exported),
-        model=str(rundir.model) if session.exported else "",
+        interrupted=life.interrupted and (life.recorder.update < schedule.total_updates or not life.exported),
+        model=str(rundir.model) if life.exported else "",
+        emulated=config.rollout.engine == "emulated",
         resumable=rundir.latest_checkpoint() is not None,
     )
 
@@ -150,16 +159,6 @@ async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> Eval
     rewards = _reward_specs(config)
     answers = await evaluate_alone(pool, _rollout_specs(config)[:1], rewards, _settings(config, None), plan, on_progress)
     return summarize(answers, model=model)
-
-
-def _restored(rundir: RunDir, identity: Mapping[str, str]) -> tuple[Path | None, ResumeInfo | None]:
-    """The last complete checkpoint, if it belongs to this configuration. A run that has none yet starts again from the beginning."""
-    checkpoint = rundir.latest_checkpoint()
-    if checkpoint is None:
-        return None, None
-    info = read_resume(checkpoint)
-    check_identity(info.identity, identity, checkpoint)
-    return checkpoint, info
 
 
 # --- what the runtime needs of the configuration
@@ -216,16 +215,35 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
+def _parts(config: Config, task: RowTask | Mixture) -> dict[str, RowTask]:
+    """Every training task by its name."""
+    parts = [task] if isinstance(task, RowTask) else list(task.tasks.values())
+    return dict(zip(map(task_name, training_tasks(config)), parts, strict=True))
+
+
 def _task_identity(config: Config, task: RowTask | Mixture) -> dict[str, Any]:
     """Rows and contents of every task, and the whole with its order and template. The settings of `rundir.EXPLAINS` say what changed."""
-    parts = [task] if isinstance(task, RowTask) else list(task.tasks.values())
-    named = list(zip(training_tasks(config), parts, strict=True))
+    parts = _parts(config, task)
     return {
-        "prompts of the run": task.fingerprint(),
-        **{f"rows of task {task_name(settings)}": f"{len(part)} of {part.counts['read']}" for settings, part in named},
-        **{f"contents of task {task_name(settings)}": part.contents() for settings, part in named},
-        **{f"{EXPLAINS}{task_name(t)}.{key}": value for t, _ in named for key, value in t.model_dump().items()},
+        FOLLOWS: task.fingerprint(),
+        **{f"rows of task {name}": f"{len(part)} of {part.counts['read']}" for name, part in parts.items()},
+        **{f"contents of task {name}": part.contents() for name, part in parts.items()},
+        **{f"{EXPLAINS}{task_name(t)}.{key}": value for t in training_tasks(config) for key, value in t.model_dump().items()},
     }
+
+
+def _explained(rundir: RunDir, parts: Mapping[str, RowTask]) -> dict[str, Callable[[], str]]:
+    """How parts of the identity differ whose values are fingerprints."""
+
+    def _rows(name: str) -> str:
+        try:
+            kept = json.loads(rundir.rows.read_text())[name]
+            return changed_rows({int(row): digest for row, digest in kept.items()}, parts[name].digests)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the fingerprints are all that is known then
+            return ""
+
+    how = {f"contents of task {name}": partial(_rows, name) for name in parts}
+    return {**how, FOLLOWS: lambda: "the same rows, rendered or ordered in another way"}
 
 
 def _eval_plan(config: Config, data: Data) -> EvalPlan:

@@ -117,7 +117,8 @@ class ScheduleConfig(Section):
     staleness: int | None = Field(default=None, ge=0)
     """S, streaming: largest staleness at consumption, versions; default 1."""
     overstale: Literal["pace", "retry", "drop"] = "pace"
-    """streaming: keep within S by pacing (nothing is lost), or retry or drop groups that are too old, counted."""
+    """streaming: keep within S by pacing (nothing is lost), or let groups get too old, and drop them or retry them (once, then paced); both
+    counted."""
     at_publish: Literal["keep", "recompute", "drain"] = "keep"
     """streaming, unfinished work at a publish: keep its KV cache, rebuild it, or finish it first."""
     buffer_groups: int | None = Field(default=None, ge=1)
@@ -252,6 +253,9 @@ class PoolConfig(Section):
     """A worker that does not answer for this many seconds is lost."""
     train_timeout_s: float = Field(default=7200.0, gt=0)
     """The same for the trainer while it computes a dispatch or a step: it answers when all groups of the dispatch are done."""
+    trainer_restarts: int = Field(default=3, ge=0)
+    """Lost trainers in a row, without a new checkpoint between them, after which the run still goes on by itself: from its last
+    checkpoint, or from the beginning. 0 = a lost trainer ends the run. Other workers are replaced where they stood."""
 
 
 class EvalConfig(Section):

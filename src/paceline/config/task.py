@@ -40,7 +40,7 @@ class TaskConfig(Section):
     template_arguments: Table = Field(default_factory=dict)
     """chat: passed on to the template, e.g. `enable_thinking = false`."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """A row that cannot be used: refuse the file, or skip the row and count it."""
+    """A row that cannot be used, or whose gold no verifier of the run can read: refuse the file, or skip the row and count it."""
     limit: int | None = Field(default=None, ge=1)
     """Use at most this many rows."""
     shuffle: bool = True

@@ -61,9 +61,11 @@ class Admission:
             return True
         if instance.free < self._chunk:
             return False
-        if m.traits.paced:
-            return m.pace.fits(m.groups.counts, range(version, newest), newest, m.issued, m.given)
-        return newest - version <= m.schedule.staleness
+        if not group.promised:
+            return newest - version <= m.schedule.bound
+        # With pacing, asking for the prompt left it a place under the newest version. One that is generated anew has none yet.
+        last = newest if m.traits.paced else newest + 1
+        return m.pace.fits(m.groups.promised, range(version, last), newest, m.issued, m.given)
 
     def _admit(self, group: Group, instance: Instance, version: int, lane: int) -> None:
         m = self._m

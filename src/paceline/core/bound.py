@@ -14,6 +14,9 @@ started count as version v. The invariant holds at the start (no groups) and is 
 - *training*: k groups take k seats from every x at once, so the batch must leave at most seats(x) - k groups of version <= x;
 - *publish*: v grows by one when s falls from upp to 0, and seats(x) stays the same.
 
+Where groups may get over-stale and are then generated anew (`overstale = retry`), the rule holds for those that were, and only for
+those: `counts` are theirs, they are admitted where they fit, and train before others. So a group is generated at most twice.
+
 **Bounded**: at a publish seats(v - b) = 0, so no unconsumed group of version <= v - b is left, and none is ever consumed later.
 **Live**: if a batch is refused for x, groups of version <= x exist that are not trainable yet; they have started, so they finish
 without the trainer. If too few groups are trainable and none is on its way, the unconsumed groups number less than U - a <= seats(v), so
@@ -49,7 +52,7 @@ class Pace:
     def fits(self, counts: Mapping[int, int], versions: range, newest: int, issued: int, accumulated: int) -> bool:
         """Whether one more group of version `versions[0]` leaves the invariant intact for every x of `versions`.
 
-        `counts` are the unconsumed started groups by version.
+        `counts` are the unconsumed started groups that the rule holds for, by version.
         """
         if not versions:
             return True
@@ -60,8 +63,11 @@ class Pace:
                 return False
         return True
 
-    def blocked(self, counts: Mapping[int, int], batch: Iterable[int], newest: int, issued: int, accumulated: int) -> int | None:
-        """The oldest version x whose groups must be waited for before a batch (its groups' versions) may train; None = train."""
+    def blocked(self, counts: Mapping[int, int], batch: Iterable[int], size: int, newest: int, issued: int, accumulated: int) -> int | None:
+        """The oldest version x whose groups must be waited for before a batch of `size` groups may train; None = train.
+
+        `batch` are the versions of those groups of it that `counts` holds.
+        """
         taken = sorted(batch)
         remain = 0
         removed = 0
@@ -69,6 +75,6 @@ class Pace:
             remain += counts[x]
             while removed < len(taken) and taken[removed] <= x:
                 removed += 1
-            if x < newest and remain - removed > self.seats(x, newest, issued, accumulated) - len(taken):
+            if remain - removed > self.seats(x, newest, issued, accumulated) - size:
                 return x
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.schedule import Resume
+from paceline.types.weights import Unfinished
 
 TrajectoryKey = tuple[int, int]
 """(group, sample)."""
@@ -92,7 +93,7 @@ class LoadWeights:
     id: int
     instance: str
     version: int
-    unfinished: Literal["none", "keep", "recompute"] = "none"
+    unfinished: Unfinished = "none"
     replaces: int | None = None
     """Version that makes way on an instance that holds as many as it can; None = there is room beside."""
 

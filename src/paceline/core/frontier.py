@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -20,6 +21,7 @@ MOST = 1024
 """Trajectories that are gone through: of a larger round every so many groups stand for all."""
 SPREAD = 0.05
 """A step's cost is fitted once the observed numbers of sequences deviate by this share of their mean."""
+_CHOSEN = re.compile(r"frontier of round \d+: F = (\d+)")
 LEAST = 0.05
 """Share of the mean step that is taken to be its base at least: without one, a few sequences would look as fast as many."""
 
@@ -60,33 +62,41 @@ def round_seconds(load: Load, lengths: Lengths, frontier: int) -> float:
 
 
 def _served(load: Load, groups: Lengths, frontier: int, thin: int) -> Iterator[float]:
-    """When each group is serving-complete, in that order. `thin`: groups that each of these stands for.
-
-    All trajectories take their steps together: one that joins at step k with t tokens to go ends at step k + t.
-    """
+    """When each group is serving-complete, in that order. `thin`: groups that each of these stands for."""
     together = max(1, frontier // thin) if load.by_group else len(groups)
     most = max(1, min(frontier * load.group_size, load.slots) // thin)
-    waiting = deque((index, tokens) for index, group in enumerate(groups) for tokens in group)
-    left = [len(group) for group in groups]
-    ends: list[tuple[int, int]] = []
-    step, now, done = 0, 0.0, 0
-    while waiting or ends:
-        _fill(waiting, ends, step, most, done + together)
-        running = len(ends)
-        end, index = heappop(ends)
-        now += (end - step) * load.decode.step(running * thin / load.instances, 0.0)
-        step = end
-        left[index] -= 1
-        if not left[index]:
-            done += 1
+    before, now = 0, 0.0
+    for step, running, complete in ends(groups, most, together):
+        now += (step - before) * load.decode.step(running * thin / load.instances, 0.0)
+        before = step
+        if complete:
             yield now
 
 
-def _fill(waiting: deque[tuple[int, int]], ends: list[tuple[int, int]], step: int, most: int, before: int) -> None:
+def ends(groups: Sequence[Sequence[int]], slots: int, together: int) -> Iterator[tuple[int, int, bool]]:
+    """Of every trajectory, in order: the step after which it ends, how many decoded until then, and whether its group is complete then.
+
+    They start in order, `slots` at a time, of `together` groups at a time. All that decode take their steps together: one that joins at
+    step k with t tokens to go ends at step k + t, whatever the others do.
+    """
+    waiting = deque((index, tokens) for index, group in enumerate(groups) for tokens in group)
+    left = [len(group) for group in groups]
+    running: list[tuple[int, int]] = []
+    step, done = 0, 0
+    while waiting or running:
+        _fill(waiting, running, step, slots, done + together)
+        many = len(running)
+        step, index = heappop(running)
+        left[index] -= 1
+        done += not left[index]
+        yield step, many, not left[index]
+
+
+def _fill(waiting: deque[tuple[int, int]], running: list[tuple[int, int]], step: int, most: int, before: int) -> None:
     """Start what waits, up to `most` trajectories and of groups `before` that one only."""
-    while waiting and len(ends) < most and waiting[0][0] < before:
+    while waiting and len(running) < most and waiting[0][0] < before:
         index, tokens = waiting.popleft()
-        heappush(ends, (step + tokens, index))
+        heappush(running, (step + tokens, index))
 
 
 def candidates(load: Load) -> list[int]:
@@ -106,6 +116,12 @@ def choose(load: Load) -> tuple[int, float, float]:
     enough = NEAR * min(seconds.values())
     chosen = max(f for f, spent in seconds.items() if spent <= enough)
     return chosen, seconds[chosen], seconds[load.groups_per_round]
+
+
+def noted(message: str) -> int | None:
+    """The F that a `Note` of the machine tells for the round that begins; None = unlimited."""
+    chosen = _CHOSEN.match(message)
+    return int(chosen[1]) if chosen else None
 
 
 class Meter:

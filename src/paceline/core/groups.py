@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
+from paceline.core.fleet import decrement
 from paceline.core.records import Group
 from paceline.core.versions import Versions
+
+Shelf = tuple[bool, int]
+"""Where a trainable group stands in the buffer: whether it may get too old, and its version. The smallest goes first."""
 
 
 class Groups:
@@ -16,6 +20,7 @@ class Groups:
         "_in_order",
         "_line",
         "_order",
+        "_paced",
         "_pinned",
         "_ready",
         "_size",
@@ -26,20 +31,23 @@ class Groups:
         "fresh",
         "live",
         "open",
+        "promised",
         "ready",
         "taken",
         "unfinished",
         "waiting",
     )
 
-    def __init__(self, size: int, in_order: bool, pinned: bool, versions: Versions) -> None:
+    def __init__(self, size: int, in_order: bool, pinned: bool, paced: bool, versions: Versions) -> None:
+        """paced: no group may get older than the bound; else only those that are generated anew may not."""
         self._size = size
         self._in_order = in_order
         self._pinned = pinned
+        self._paced = paced
         self._versions = versions
         self._order = 0
         self._line: deque[Group] = deque()
-        self._ready: dict[int, deque[Group]] = {}
+        self._ready: dict[Shelf, deque[Group]] = {}
         self.ready = 0
         """Groups the trainer may take now."""
         self.live: dict[int, Group] = {}
@@ -48,6 +56,8 @@ class Groups:
         """By lane: started groups with waiting samples, in order of submission."""
         self.counts: dict[int, int] = {}
         """Started and unconsumed groups by version."""
+        self.promised: dict[int, int] = {}
+        """Of these, the groups that must not get older than the bound, by version."""
         self.unfinished: dict[int, int] = {}
         """Trajectories of started groups that have neither finished nor been given up, by version."""
         self.coming = 0
@@ -67,7 +77,7 @@ class Groups:
     def add(self, index: int, refills: int) -> None:
         """A prompt arrived."""
         assert index not in self.live, index
-        group = Group(index, self._order, self._size, refills)
+        group = Group(index, self._order, self._size, refills, self._paced)
         self._order += 1
         self.live[index] = group
         self.fresh.append(group)
@@ -88,6 +98,8 @@ class Groups:
         group.version = version
         self.counts[version] = self.counts.get(version, 0) + 1
         self.unfinished[version] = self.unfinished.get(version, 0) + unfinished
+        if group.promised:
+            self.promised[version] = self.promised.get(version, 0) + 1
         if self._pinned:
             self._versions.hold(version)
 
@@ -100,6 +112,8 @@ class Groups:
         else:
             assert not self.unfinished[version], version
             del self.counts[version], self.unfinished[version]
+        if group.promised:
+            decrement(self.promised, version)
         if self._pinned:
             self._versions.release(version)
 
@@ -147,7 +161,7 @@ class Groups:
             self._push(group)
 
     def _push(self, group: Group) -> None:
-        self._ready.setdefault(group.version, deque()).append(group)
+        self._ready.setdefault((not group.promised, group.version), deque()).append(group)
         self.ready += 1
 
     def _advance_line(self) -> None:
@@ -157,24 +171,25 @@ class Groups:
             if group.state == "ready":
                 self._push(group)
 
-    def oldest_ready(self) -> int | None:
-        """Version of the oldest trainable group."""
-        return min(self._ready, default=None)
+    def overstale(self, newest: int, bound: int) -> Shelf | None:
+        """Where a trainable group stands that got older than the bound; None when there is none."""
+        shelf = min((shelf for shelf in self._ready if shelf[0]), default=None)
+        return shelf if shelf is not None and newest - shelf[1] > bound else None
 
-    def batch(self, count: int) -> list[int]:
-        """Versions of the `count` trainable groups that go first: oldest version, then first trainable."""
-        versions: list[int] = []
-        for version in sorted(self._ready):
-            versions += [version] * min(count - len(versions), len(self._ready[version]))
-        return versions
+    def batch(self, count: int) -> list[Shelf]:
+        """Where the `count` trainable groups stand that go first: those that must not get too old, oldest version, first trainable."""
+        shelves: list[Shelf] = []
+        for shelf in sorted(self._ready):
+            shelves += [shelf] * min(count - len(shelves), len(self._ready[shelf]))
+        return shelves
 
-    def pop(self, version: int) -> Group:
-        """Take the first trainable group of a version out of the buffer; `take`, `again` or `end` follows."""
-        queue = self._ready[version]
+    def pop(self, shelf: Shelf) -> Group:
+        """Take the first trainable group of a shelf out of the buffer; `take`, `again` or `end` follows."""
+        queue = self._ready[shelf]
         group = queue.popleft()
         self.ready -= 1
         if not queue:
-            del self._ready[version]
+            del self._ready[shelf]
         return group
 
     def take(self, group: Group) -> None:
@@ -184,9 +199,10 @@ class Groups:
         self.taken += 1
 
     def again(self, group: Group) -> None:
-        """A popped group is generated anew, before all that have not started."""
+        """A popped group is generated anew, before all that have not started, and must not get too old a second time."""
         self._leave(group, 0)
         group.restart()
+        group.promised = True
         group.state = "fresh"
         for sample in group.samples:
             sample.attempt += 1

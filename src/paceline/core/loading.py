@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from paceline.core.commands import Evaluate, LoadWeights
 from paceline.core.events import WeightsLive
 from paceline.core.records import Instance
 from paceline.core.state import Machinery
+from paceline.types.weights import Unfinished
 
 
 class Loading:
@@ -87,7 +86,7 @@ class Loading:
                 return version
         return None
 
-    def _unfinished(self, instance: Instance, replaces: int | None) -> Literal["none", "keep", "recompute"]:
+    def _unfinished(self, instance: Instance, replaces: int | None) -> Unfinished:
         """What becomes of the work under the version that makes way."""
         at_publish = self._m.schedule.at_publish
         if replaces is None or not instance.held[replaces] or at_publish == "drain":

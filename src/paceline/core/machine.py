@@ -295,6 +295,8 @@ class Machine:
         elif command is not None:
             if isinstance(command, LoadWeights):
                 self._m.out.warn(f"instance {command.instance} could not serve version {command.version}: {error}")
+            elif isinstance(command, Migrate):
+                self._placement.failed(command, error)
             answer = _answer_of_failed(command, error)
             self._handlers[type(answer)](answer)
 

@@ -48,6 +48,8 @@ class Placement:
         """Open migrations: the target, where each trajectory has a slot reserved, and what moves."""
         self._goal = shared.versions.newest
         """Version that the whole fleet is meant to serve, unless several live side by side."""
+        self._paused = False
+        """A move failed since the newest version arrived: nothing moves before the next one does."""
 
     def all_to(self, version: int) -> None:
         """One version in the fleet: everything is meant to serve `version`, which may not be available yet."""
@@ -57,6 +59,7 @@ class Placement:
 
     def arrived(self) -> None:
         """A version is available: serve it."""
+        self._paused = False
         if self._m.traits.balanced:
             self.rebalance()
         else:
@@ -152,6 +155,8 @@ class Placement:
 
     def _move(self, source: Instance, lane: int, most: int) -> bool:
         """Command moves of up to `most` trajectories of a version to free slots elsewhere. False when the free slots ran out."""
+        if self._paused:
+            return False
         fleet = self._m.fleet
         moves: dict[Instance, list[Sample]] = {}
         found_room = True
@@ -175,6 +180,14 @@ class Placement:
         self._moves[command] = (target, [_Move(sample, sample.command, sample.attempt) for sample in samples])
         keys = tuple((s.group.id, s.index) for s in samples)
         m.out.ask(Migrate(command, keys, source.name, target.name, lane))
+
+    def failed(self, command: Migrate, error: str) -> None:
+        """A move failed. Where both instances are up, what moves need is amiss (their directory): trying at once would go on for ever."""
+        instances = self._m.fleet.instances
+        if not self._paused and command.source in instances and command.target in instances:
+            self._paused = True
+            what = f"moving trajectories from {command.source} to {command.target} failed, and none is moved before the next version"
+            self._m.out.warn(f"{what}: {error}")
 
     def migrated(self, event: Migrated) -> list[Instance]:
         """A migration ended: every reserved slot is used or freed. The instances whose slots changed hands."""

@@ -84,6 +84,7 @@ class Group:
         "lost",
         "oldest",
         "order",
+        "promised",
         "queued",
         "refills",
         "running",
@@ -94,12 +95,14 @@ class Group:
         "waiting",
     )
 
-    def __init__(self, index: int, order: int, size: int, refills: int) -> None:
+    def __init__(self, index: int, order: int, size: int, refills: int, promised: bool) -> None:
         self.id = index
         self.order = order
         """Position in the order of submission."""
         self.refills = refills
         """Replacements that its place in the round has used up."""
+        self.promised = promised
+        """It must not get older than the bound (`core.bound`)."""
         self.state: State = "fresh"
         self.size = size
         self.samples: list[Sample] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.core.commands import Dispatch, Publish, Terminal
 from paceline.core.events import Published, UpdateFinished
+from paceline.core.groups import Shelf
 from paceline.core.intake import Intake
 from paceline.core.serving import Serving
 from paceline.core.state import Machinery
@@ -37,11 +38,10 @@ class Training:
         self._send(batch, final=last and count == m.groups.ready)
         return True
 
-    def _blocked(self, batch: list[int]) -> int | None:
+    def _blocked(self, batch: list[Shelf]) -> int | None:
         m = self._m
-        if not m.traits.paced:
-            return None
-        return m.pace.blocked(m.groups.counts, batch, m.versions.newest, m.issued, len(m.accumulated))
+        promised = [version for may_age, version in batch if not may_age]
+        return m.pace.blocked(m.groups.promised, promised, len(batch), m.versions.newest, m.issued, len(m.accumulated))
 
     def _threshold(self) -> int:
         """Trainable groups that must be there at the start of a publish period."""
@@ -50,17 +50,17 @@ class Training:
             return min(m.schedule.groups_per_publish, m.needed)
         return 0
 
-    def _send(self, batch: list[int], final: bool) -> None:
-        """Dispatch the oldest groups of these versions; with a step when the update is full, or nothing follows."""
+    def _send(self, batch: list[Shelf], final: bool) -> None:
+        """Dispatch the first groups of these shelves; with a step when the update is full, or nothing follows."""
         m = self._m
         newest, updates = m.versions.newest, m.versions.updates
         groups = []
-        for version in batch:
-            group = m.groups.pop(version)
+        for shelf in batch:
+            group = m.groups.pop(shelf)
             m.groups.take(group)
             groups.append(group)
-        stale = tuple(newest - version for version in batch)
-        behind = tuple(m.update - updates[version] for version in batch)
+        stale = tuple(newest - version for _, version in batch)
+        behind = tuple(m.update - updates[version] for _, version in batch)
         m.accumulated += groups
         step = final or len(m.accumulated) == m.schedule.groups_per_update
         ids, whole = tuple(g.id for g in groups), tuple(g.id for g in m.accumulated)
@@ -116,13 +116,11 @@ class Training:
         return True
 
     def drop_overstale(self) -> None:
-        """Without pacing: trainable groups beyond the bound are generated again or dropped, as the schedule says."""
+        """Trainable groups that got older than the bound, where they may, are generated again or dropped, as the schedule says."""
         m = self._m
-        if m.traits.paced:
-            return
-        while (version := m.groups.oldest_ready()) is not None and m.versions.newest - version > m.schedule.staleness:
-            group = m.groups.pop(version)
+        while (shelf := m.groups.overstale(m.versions.newest, m.schedule.bound)) is not None:
+            group = m.groups.pop(shelf)
             if m.schedule.overstale == "retry":
                 m.groups.again(group)
             else:
-                self._serving.end(group, "filtered", f"stale: version {version} at version {m.versions.newest}")
+                self._serving.end(group, "filtered", f"stale: version {group.version} at version {m.versions.newest}")

@@ -71,5 +71,5 @@ class Watch:
     def _wanted_groups(self) -> Iterator[int]:
         oldest = self._training.blocked_by
         for group in self._m.groups.live.values():
-            if group.state in ("fresh", "open", "served") and (oldest is None or 0 <= group.version <= oldest):
+            if group.state in ("fresh", "open", "served") and (oldest is None or (group.promised and 0 <= group.version <= oldest)):
                 yield group.id

@@ -2,6 +2,9 @@
 
 A decoding row attends to pages, each by itself, and the parts are merged by their log-sum-exp. A prompt page is read
 once for all rows of its group (one batched product), a trajectory's own page by its own row.
+
+A step is small, so what costs is the number of operations. All that layers have in common (indices, masks, buffers and the views
+of them) is made once per step.
 """
 
 from __future__ import annotations
@@ -43,18 +46,6 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One end of the memory as the decoding rows see it: every page is attended by `width` rows, some of them nobody."""
-
-    end: End
-    width: int
-    take: torch.Tensor
-    """Row of each (page, place in page), [pages x width]; number of rows = nobody."""
-    bias: torch.Tensor
-    """0 or -inf per position, [pages x kv_heads, 1, size]."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Rebuilt:
     """A trajectory all of whose tokens run at once, after a prompt that lies in memory or is prefilled in the same forward."""
 
@@ -92,18 +83,15 @@ class StepAttention:
             self._rebuilt.append(_Rebuilt(slice(len(places), len(places) + n), where, sees))
             places += lost
         self._where = pool.spread(places).flatten()
-        if tracks:
-            shared, own = _sharing(tracks), [(track.own, len(track.tokens), [row]) for row, track in enumerate(tracks)]
-            self._parts = (self._part("front", shared), self._part("back", own))
-            self._merge = self._places(shared, own)
+        self._decode = _Decoding(pool, shape, dtype, tracks) if tracks else None
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
         n, end = self._count, self._prefilled
         self._pool.write(layer, self._where, k, v)
-        if n == len(q):
+        if self._decode is not None and n == len(q):
             return self._decode(layer, q)
-        parts = [self._decode(layer, q[:n])] if n else []
+        parts = [] if self._decode is None else [self._decode(layer, q[:n])]
         if end > n:
             parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
         parts += [self._again(layer, q[track.rows], track) for track in self._rebuilt]
@@ -118,61 +106,134 @@ class StepAttention:
         result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=track.sees, scale=self._shape.scale)
         return result[0].transpose(0, 1).to(q.dtype)
 
-    def _decode(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Pages, and who attends to them."""
+
+    span: Span
+    tokens: int
+    """How many lie in them."""
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of the memory: in every layer, and as views of the step's buffers. Each tensor begins with [pages x kv_heads]."""
+
+    keys: Sequence[torch.Tensor]
+    """Of each layer, transposed, [..., d, size]."""
+    values: Sequence[torch.Tensor]
+    """Of each layer, [..., size, d]."""
+    bias: torch.Tensor
+    """0, or -inf where a page holds no token, [..., 1, size]."""
+    queries: torch.Tensor
+    scores: torch.Tensor
+    weights: torch.Tensor
+    results: torch.Tensor
+
+
+class _Decoding:
+    """Rows that decode one token each, in every layer of one step.
+
+    Every page has places for the rows that attend to it: at the front of the memory as many as the largest group needs, at the back
+    one. A line is a (page, KV head, place), with the query heads of the KV head in it; both ends share buffers of lines, so that what
+    goes line by line is one operation. A place that no row takes computes what nobody reads.
+    """
+
+    def __init__(self, pool: PagePool, shape: Shape, dtype: torch.dtype, tracks: Sequence[Track]) -> None:
+        self._dtype, self._scale, self._sizes = dtype, shape.scale, (len(tracks), shape.heads, shape.head_dim)
+        kv_heads, repeats, d = shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim
+        own = [_Use(track.own, len(track.tokens), (row,)) for row, track in enumerate(tracks)]
+        uses: dict[End, list[_Use]] = {"front": _sharing(tracks), "back": own}
+        places = {end: max(len(use.rows) for use in found) for end, found in uses.items()}
+        lines = {end: pool.used(end) * kv_heads * count for end, count in places.items()}
+        total = sum(lines.values())
+        self._queries = torch.empty(total, repeats * d, dtype=dtype)
+        self._scores = torch.empty(total * repeats, pool.size, dtype=dtype)
+        self._logs = torch.empty_like(self._scores)
+        # One line more than there are: of weight zero, for rows that have fewer pages than others.
+        self._results = torch.zeros((total + 1) * repeats, d, dtype=dtype)
+        self._sums = torch.full(((total + 1) * repeats,), -torch.inf, dtype=dtype)
+        self._first = (self._scores[:, 0], self._logs[:, 0], self._sums[: total * repeats])
+        self._ends: list[_End] = []
+        takes, entries, first = [], [list[tuple[int, int]]() for _ in tracks], 0
+        for end, found in uses.items():
+            rows, bias = _taken(pool, end, found, places[end], dtype)
+            takes.append((rows[:, None] * kv_heads + torch.arange(kv_heads)[:, None]).flatten())
+            for use in found:
+                for page in (pool.slot(use.span, index) for index in range(len(use.span.places))):
+                    for place, row in enumerate(use.rows):
+                        entries[row].append((first + page * kv_heads * places[end] + place, places[end]))
+            self._ends.append(self._end(pool, end, bias, first, places[end]))
+            first += lines[end]
+        self._take = torch.cat(takes)
+        self._merge = _merging(entries, total, kv_heads, repeats)
+
+    def _end(self, pool: PagePool, end: End, bias: torch.Tensor, first: int, places: int) -> _End:
+        """Views of one end, whose lines begin at `first`."""
+        keys, values = pool.read(end)
+        pages, repeats = keys.shape[1], len(self._scores) // len(self._queries)
+        lines = slice(first, first + pages * places)
+        part = slice(lines.start * repeats, lines.stop * repeats)
+        return _End(
+            keys.transpose(2, 3).unbind(),
+            values.unbind(),
+            bias.repeat_interleave(pool.kv_heads, dim=0)[:, None],
+            *(
+                buffer.view(pages, places * repeats, -1)
+                for buffer in (self._queries[lines], self._scores[part], self._logs[part], self._results[part])
+            ),
+        )
+
+    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [n, heads, d] -> [n, heads, d]."""
-        rows = torch.zeros(self._count + 1, *q.shape[1:], dtype=self._dtype)
-        rows[:-1] = q
-        rows *= self._shape.scale
-        (shared, shared_lse), (own, own_lse) = (self._attend(layer, part, rows) for part in self._parts)
-        nobody = own_lse.new_full((1, own_lse.shape[1]), -torch.inf)
-        weights = torch.cat([shared_lse, own_lse, nobody])[self._merge].softmax(dim=1)
-        values = torch.cat([shared, own, torch.zeros_like(own[:1])])[self._merge]
-        return (weights[..., None] * values).sum(dim=1).to(q.dtype)
-
-    def _attend(self, layer: int, part: _Part, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Result [pages x width, heads, d] and log-sum-exp [pages x width, heads] of each row over each page alone."""
-        keys, values = self._pool.read(layer, part.end)
-        kv_heads, width, (heads, d) = self._shape.kv_heads, part.width, rows.shape[1:]
-        q = rows[part.take].view(-1, width, kv_heads, heads // kv_heads, d).transpose(1, 2).reshape(len(keys), -1, d)
-        scores = torch.baddbmm(part.bias, q, keys.transpose(1, 2))
-        weights = scores.softmax(dim=-1)
-        result = torch.bmm(weights, values).view(-1, kv_heads, width, heads // kv_heads, d)
-        # The largest weight is exp(largest score - lse): cheaper than a second pass of exponentials.
-        lse = (scores.amax(dim=-1) - weights.amax(dim=-1).log()).view(-1, kv_heads, width, heads // kv_heads)
-        return result.transpose(1, 2).reshape(-1, heads, d), lse.transpose(1, 2).reshape(-1, heads)
-
-    def _part(self, end: End, spans: Sequence[tuple[Span, int, list[int]]]) -> _Part:
-        """spans: (pages, tokens in them, rows that attend)."""
-        pool, width = self._pool, max(len(rows) for _, _, rows in spans)
-        take = [[self._count] * width for _ in range(pool.used(end))]
-        # Pages that no row attends (a prompt that waits for its samples) stay open: their rows are nobody's.
-        valid = [pool.size] * pool.used(end)
-        for span, tokens, rows in spans:
-            for index in range(len(span.places)):
-                slot = pool.slot(span, index)
-                take[slot][: len(rows)] = rows
-                valid[slot] = tokens - index * pool.size
-        closed = torch.arange(pool.size)[None] >= torch.tensor(valid)[:, None]
-        bias = torch.zeros(closed.shape, dtype=self._dtype).masked_fill_(closed, -torch.inf)
-        return _Part(end, width, torch.tensor(take).flatten(), bias.repeat_interleave(self._shape.kv_heads, dim=0)[:, None])
-
-    def _places(self, shared: Sequence[tuple[Span, int, list[int]]], own: Sequence[tuple[Span, int, list[int]]]) -> torch.Tensor:
-        """For each row the entries of (shared results, own results, nobody) that it merges, [n, most pages of a row]."""
-        pool, width = self._pool, self._parts[0].width
-        first_own = pool.used("front") * width
-        table: list[list[int]] = [[] for _ in range(self._count)]
-        for span, _, rows in shared:
-            for place, row in enumerate(rows):
-                table[row] += [pool.slot(span, index) * width + place for index in range(len(span.places))]
-        for span, _, (row,) in own:
-            table[row] += [first_own + pool.slot(span, index) for index in range(len(span.places))]
-        longest, nobody = max(map(len, table)), first_own + pool.used("back")
-        return torch.tensor([entries + [nobody] * (longest - len(entries)) for entries in table])
+        n, heads, d = self._sizes
+        torch.index_select(q.to(self._dtype).reshape(-1, self._queries.shape[1]), 0, self._take, out=self._queries)
+        for end in self._ends:
+            torch.baddbmm(end.bias, end.queries, end.keys[layer], alpha=self._scale, out=end.scores)
+        torch.log_softmax(self._scores, dim=-1, out=self._logs)
+        # A page's first position always holds a token, and there score - log-softmax is the log-sum-exp of the page.
+        score, log, total = self._first
+        torch.sub(score, log, out=total)
+        self._logs.exp_()
+        for end in self._ends:
+            torch.bmm(end.weights, end.values[layer], out=end.results)
+        shares = self._sums.index_select(0, self._merge).view(-1, n * heads, 1).softmax(dim=0)
+        parts = self._results.index_select(0, self._merge).view(-1, n * heads, d)
+        return parts.mul_(shares).sum(dim=0).view(n, heads, d).to(q.dtype)
 
 
-def _sharing(tracks: Sequence[Track]) -> list[tuple[Span, int, list[int]]]:
+def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row at each place of each page [pages, places], 0 where it is empty; 0 or -inf per position of a page [pages, size]."""
+    rows = [[0] * places for _ in range(pool.used(end))]
+    # Pages that no row attends to (a prompt that waits for its samples) stay open.
+    valid = [pool.size] * pool.used(end)
+    for use in uses:
+        for index in range(len(use.span.places)):
+            page = pool.slot(use.span, index)
+            rows[page][: len(use.rows)] = use.rows
+            valid[page] = use.tokens - index * pool.size
+    closed = torch.arange(pool.size)[None] >= torch.tensor(valid)[:, None]
+    return torch.tensor(rows), torch.zeros(closed.shape, dtype=dtype).masked_fill_(closed, -torch.inf)
+
+
+def _merging(entries: Sequence[list[tuple[int, int]]], nothing: int, kv_heads: int, repeats: int) -> torch.Tensor:
+    """What each query head merges, [most pages of a row x n x heads], from each row's lines: (that of KV head 0, step to the next).
+
+    nothing: the line of weight zero.
+    """
+    longest = max(map(len, entries))
+    filled = torch.tensor([found + [(nothing, 0)] * (longest - len(found)) for found in entries])
+    first, step = filled.transpose(0, 1)[:, :, None].unbind(dim=-1)
+    lines = first + step * torch.arange(kv_heads)
+    return (lines[..., None] * repeats + torch.arange(repeats)).flatten()
+
+
+def _sharing(tracks: Sequence[Track]) -> list[_Use]:
     """The prompts that tracks continue, each with its rows."""
-    found: dict[int, tuple[Span, int, list[int]]] = {}
+    found: dict[int, list[int]] = {}
     for row, track in enumerate(tracks):
-        found.setdefault(id(track.prompt), (track.prompt.span, len(track.prompt.ids), []))[2].append(row)
-    return list(found.values())
+        found.setdefault(id(track.prompt), []).append(row)
+    prompts = (tracks[rows[0]].prompt for rows in found.values())
+    return [_Use(prompt.span, len(prompt.ids), rows) for prompt, rows in zip(prompts, found.values(), strict=True)]

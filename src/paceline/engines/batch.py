@@ -15,7 +15,7 @@ Key = tuple[Purpose, int, int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Track:
+class Counted:
     """A trajectory, by counts alone."""
 
     request: Request
@@ -64,7 +64,7 @@ class Batch:
 
     capacity: int
     """KV tokens."""
-    tracks: dict[Key, Track] = field(default_factory=dict)
+    jobs: dict[Key, Counted] = field(default_factory=dict)
     """In order of admission."""
     versions: Counter[int] = field(default_factory=Counter)
     """Trajectories by version."""
@@ -77,62 +77,62 @@ class Batch:
     shared: int = 0
     """KV tokens of prompts, once per group."""
     _users: Counter[tuple[Purpose, int]] = field(default_factory=Counter)
-    _ends: list[tuple[int, int, Track]] = field(default_factory=list)
+    _ends: list[tuple[int, int, Counted]] = field(default_factory=list)
     _tickets: itertools.count[int] = field(default_factory=itertools.count)
 
     def __len__(self) -> int:
         """Trajectories."""
-        return len(self.tracks)
+        return len(self.jobs)
 
     @property
     def free(self) -> int:
         """KV tokens left."""
         return self.capacity - self.own - self.shared
 
-    def fresh(self, track: Track) -> int:
+    def fresh(self, job: Counted) -> int:
         """KV tokens of its prompt, 0 where it lies in memory for another sample."""
-        return 0 if self._users[track.prompt] else track.prompt_tokens
+        return 0 if self._users[job.prompt] else job.prompt_tokens
 
-    def fits(self, track: Track) -> bool:
+    def fits(self, job: Counted) -> bool:
         """Whether it may join: room for its prompt, its tokens, and one more of everyone."""
-        return self.fresh(track) + track.done + len(self) + 1 <= self.free
+        return self.fresh(job) + job.done + len(self) + 1 <= self.free
 
-    def join(self, track: Track) -> None:
+    def join(self, job: Counted) -> None:
         """Let it run."""
-        self.shared += self.fresh(track)
-        self._users[track.prompt] += 1
-        self.own += track.done
-        self.context += track.prompt_tokens + track.done
-        self.versions[track.version] += 1
-        self.tracks[track.key] = track
-        track.joined, track.ticket, track.kv = self.count, next(self._tickets), False
-        heapq.heappush(self._ends, (self.count + track.length - track.done, track.ticket, track))
+        self.shared += self.fresh(job)
+        self._users[job.prompt] += 1
+        self.own += job.done
+        self.context += job.prompt_tokens + job.done
+        self.versions[job.version] += 1
+        self.jobs[job.key] = job
+        job.joined, job.ticket, job.kv = self.count, next(self._tickets), False
+        heapq.heappush(self._ends, (self.count + job.length - job.done, job.ticket, job))
 
-    def part(self, track: Track) -> None:
+    def part(self, job: Counted) -> None:
         """Take it out, with what it has sampled so far in `done` and without KV cache."""
-        track.done, track.ticket = self.sampled(track), -1
-        del self.tracks[track.key]
-        self.own -= track.done
-        self.context -= track.prompt_tokens + track.done
-        _one_less(self.versions, track.version)
-        _one_less(self._users, track.prompt)
-        self.shared -= self.fresh(track)
+        job.done, job.ticket = self.sampled(job), -1
+        del self.jobs[job.key]
+        self.own -= job.done
+        self.context -= job.prompt_tokens + job.done
+        _one_less(self.versions, job.version)
+        _one_less(self._users, job.prompt)
+        self.shared -= self.fresh(job)
 
-    def state(self, track: Track) -> Track:
+    def state(self, job: Counted) -> Counted:
         """A copy as it would wait elsewhere, with its KV cache if it has one."""
-        runs = track.ticket >= 0
-        return replace(track, done=self.sampled(track), kv=runs or track.kv, ticket=-1, versions=list(track.versions))
+        runs = job.ticket >= 0
+        return replace(job, done=self.sampled(job), kv=runs or job.kv, ticket=-1, versions=list(job.versions))
 
-    def change(self, track: Track, version: int) -> None:
+    def change(self, job: Counted, version: int) -> None:
         """Its next token is of another version."""
-        if track.ticket >= 0:
-            _one_less(self.versions, track.version)
+        if job.ticket >= 0:
+            _one_less(self.versions, job.version)
             self.versions[version] += 1
-        track.versions.append((self.sampled(track), version))
+        job.versions.append((self.sampled(job), version))
 
-    def sampled(self, track: Track) -> int:
+    def sampled(self, job: Counted) -> int:
         """Tokens that it has."""
-        return track.done + (self.count - track.joined if track.ticket >= 0 else 0)
+        return job.done + (self.count - job.joined if job.ticket >= 0 else 0)
 
     def advance(self, steps: int) -> int:
         """Take so many steps; tokens sampled."""
@@ -148,21 +148,21 @@ class Batch:
             heapq.heappop(self._ends)
         return self._ends[0][0] - self.count
 
-    def ended(self) -> Track | None:
+    def ended(self) -> Counted | None:
         """Take out one that has reached its length, the first admitted first; None when there is none."""
-        if not self.tracks or self.until_end() > 0:
+        if not self.jobs or self.until_end() > 0:
             return None
-        track = heapq.heappop(self._ends)[2]
-        self.part(track)
-        return track
+        job = heapq.heappop(self._ends)[2]
+        self.part(job)
+        return job
 
-    def crowded_out(self) -> Track | None:
+    def crowded_out(self) -> Counted | None:
         """Take out the youngest when memory has no room for a token of everyone; None when it has."""
         if self.free >= len(self) or len(self) < 2:
             return None
-        track = self.tracks[next(reversed(self.tracks))]
-        self.part(track)
-        return track
+        job = self.jobs[next(reversed(self.jobs))]
+        self.part(job)
+        return job
 
 
 def _one_less(counter: Counter[Any], name: Any) -> None:

@@ -8,33 +8,37 @@ request alone: every schedule meets the same work. All times are those of the cl
 from __future__ import annotations
 
 import itertools
+import json
 import math
-import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.algo.counter import philox, stream_key, uniforms
 from paceline.core.costs import DecodeCost, LinearCost
-from paceline.engines.batch import Batch, Track
+from paceline.core.places import Places
+from paceline.engines.batch import Batch, Counted
 from paceline.ports.fakes.training import probe_logprobs, read_weights
-from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
-from paceline.types.errors import EngineError, ModelError
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn
+from paceline.types.errors import EngineError, ModelError, StateFileError
+from paceline.types.moving import plain_request, request_of
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 EOS_ID = 2
 FIRST_ID, IDS = 1000, 30000
 """All tokens of a trajectory are the same one, its own of these, but the end-of-sequence token."""
 JITTER_STEPS = 256
 """Steps in a row at one speed."""
+FORMAT = 1
+"""Of state files."""
 LONGEST_PAUSE = 0.5
 """Seconds."""
 RIGHT, WRONG = "1", "0"
@@ -103,7 +107,7 @@ class EmulatedEngine:
         # Nothing drafts here, so the numbers of drafts are free.
         self._jitter_key = stream_key(seed, "draft", int.from_bytes(instance.encode()[-8:], "little"), 0)
         self._batch = Batch(kv_tokens)
-        self._waiting: deque[Track] = deque()
+        self._waiting: deque[Counted] = deque()
         self._ended: list[Trajectory | Failure] = []
         self._at = clock()
         """Until when everything has happened; ahead of the clock while a prompt is read."""
@@ -121,7 +125,7 @@ class EmulatedEngine:
         for request in requests:
             reason = self._refusal(request)
             if reason is None:
-                self._waiting.append(self._track(request))
+                self._waiting.append(self._job(request))
             else:
                 self._ended.append(_failure(request, reason))
 
@@ -148,7 +152,7 @@ class EmulatedEngine:
     def abort(self, group: int, sample: int, purpose: Purpose = "train", attempt: int | None = None) -> bool:
         """Forget a trajectory of this purpose, one attempt of it or all, running or waiting."""
         self._catch_up()
-        found = [track for track in self._all() if track.key[:3] == (purpose, group, sample) and attempt in (None, track.request.attempt)]
+        found = [job for job in self._all() if job.key[:3] == (purpose, group, sample) and attempt in (None, job.request.attempt)]
         self._take_out(found)
         return bool(found)
 
@@ -164,18 +168,18 @@ class EmulatedEngine:
         """
         self._catch_up()
         place, leaving = self._places.make_way(ref, unfinished, replaces, lambda version: len(self._under(version)))
-        tracks = self._under(leaving)
+        jobs = self._under(leaving)
         try:
             self._weights[place] = _Weights(*read_weights(Path(location)))
         except ModelError as error:
-            self._fail(tracks, f"version {leaving} made way for version {ref.version}, which could not be loaded: {error}")
+            self._fail(jobs, f"version {leaving} made way for version {ref.version}, which could not be loaded: {error}")
             raise
         self._places.arrived(ref.version, place)
         self._stall(self._costs.load)
-        for track in tracks:
-            self._batch.change(track, ref.version)
+        for job in jobs:
+            self._batch.change(job, ref.version)
         if unfinished == "recompute":
-            self._rebuild(tracks)
+            self._rebuild(jobs)
         return self._weights[place].fingerprint
 
     def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
@@ -190,32 +194,49 @@ class EmulatedEngine:
         """Write the state of training trajectories and take them out, as long as their KV tokens take."""
         self._catch_up()
         wanted = {("train", group, sample) for group, sample in trajectories}
-        tracks = [track for track in self._all() if track.key[:3] in wanted]
-        states = [self._batch.state(track) for track in tracks]
+        jobs = [job for job in self._all() if job.key[:3] in wanted]
+        states = [self._batch.state(job) for job in jobs]
         try:
-            Path(location).write_bytes(pickle.dumps(states))
+            Path(location).write_text(json.dumps({"format": FORMAT, "trajectories": [self._plain(state) for state in states]}))
         except OSError as error:
-            raise EngineError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
-        self._take_out(tracks)
+            raise StateFileError(f"{self._info.instance}: cannot write the state of trajectories to {location} ({error})") from error
+        self._take_out(jobs)
         self._stall(self._costs.move.seconds(_kv_tokens(states)))
         return _names(states)
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with what `hand_over` wrote, as long as its KV tokens take."""
-        try:
-            found: list[Track] = pickle.loads(Path(location).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise EngineError(f"{self._info.instance}: cannot read the state of trajectories at {location} ({error})") from error
         self._catch_up()
-        here = {track.key for track in self._all()}
-        for track in found:
-            self._places.find(track.version)
-            reason = "it is here already" if track.key in here else self._too_long(track.request)
+        try:
+            plain = json.loads(Path(location).read_text())
+            if plain["format"] != FORMAT:
+                raise StateFileError(f"{location}: state of format {plain['format']}, this engine reads format {FORMAT}")
+            found = [self._counted(item) for item in plain["trajectories"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise StateFileError(f"{location}: cannot read the state of trajectories ({error!r})") from error
+        here = {job.key for job in self._all()}
+        for job in found:
+            self._places.find(job.version)
+            reason = "it is here already" if job.key in here else self._too_long(job.request)
             if reason is not None:
-                raise EngineError(f"{self._info.instance}: cannot take trajectory {track.key[1:3]} in: {reason}")
+                raise EngineError(f"{self._info.instance}: cannot take trajectory {job.key[1:3]} in: {reason}")
         self._stall(self._costs.move.seconds(_kv_tokens(found)))
         self._waiting.extendleft(reversed(found))
-        return TakenIn(_names(found), sum(track.prompt_tokens + track.done for track in found if track.done and not track.kv))
+        return TakenIn(_names(found), sum(job.prompt_tokens + job.done for job in found if job.done and not job.kv))
+
+    def _plain(self, state: Counted) -> dict[str, Any]:
+        """A trajectory on its way as JSON. What follows from its request (length, numbers) does not travel."""
+        seconds = None if state.started is None else self._at - state.started
+        counts = {"versions": state.versions, "done": state.done, "kv": state.kv, "seconds": seconds}
+        return {"request": plain_request(state.request), **counts}
+
+    def _counted(self, plain: Mapping[str, Any]) -> Counted:
+        """The trajectory that `_plain` gave. KeyError or TypeError for anything else."""
+        job = self._job(request_of(plain["request"]))
+        job.versions = [(int(first), int(version)) for first, version in plain["versions"]]
+        job.done, job.kv = int(plain["done"]), bool(plain["kv"])
+        job.started = None if plain["seconds"] is None else self._at - plain["seconds"]
+        return job
 
     # --- time
 
@@ -270,49 +291,49 @@ class EmulatedEngine:
     def _admit(self) -> None:
         batch = self._batch
         while self._waiting and len(batch) < self._info.slots and batch.fits(self._waiting[0]):
-            track = self._waiting.popleft()
-            if not track.kv:
-                self._read(batch.fresh(track) + track.done)
-            track.started = self._at if track.started is None else track.started
-            batch.join(track)
+            job = self._waiting.popleft()
+            if not job.kv:
+                self._read(batch.fresh(job) + job.done)
+            job.started = self._at if job.started is None else job.started
+            batch.join(job)
 
     def _leave(self) -> None:
         """Who is done ends; the youngest make room when memory is full."""
-        while (track := self._batch.ended()) is not None:
-            self._ended.append(self._trajectory(track))
-        while (track := self._batch.crowded_out()) is not None:
-            self._waiting.appendleft(track)
+        while (job := self._batch.ended()) is not None:
+            self._ended.append(self._trajectory(job))
+        while (job := self._batch.crowded_out()) is not None:
+            self._waiting.appendleft(job)
             self.preempted += 1
 
-    def _all(self) -> Iterator[Track]:
+    def _all(self) -> Iterator[Counted]:
         """Running ones in order of admission, then those that wait, in order."""
-        return itertools.chain(self._batch.tracks.values(), self._waiting)
+        return itertools.chain(self._batch.jobs.values(), self._waiting)
 
-    def _take_out(self, tracks: Iterable[Track]) -> None:
+    def _take_out(self, jobs: Iterable[Counted]) -> None:
         """Forget trajectories."""
-        for track in tracks:
-            if track.ticket >= 0:
-                self._batch.part(track)
+        for job in jobs:
+            if job.ticket >= 0:
+                self._batch.part(job)
             else:
-                self._waiting.remove(track)
+                self._waiting.remove(job)
 
     # --- requests and weights
 
-    def _under(self, version: int | None) -> list[Track]:
+    def _under(self, version: int | None) -> list[Counted]:
         """Unfinished trajectories whose next token is of this version."""
-        return [track for track in self._all() if track.version == version]
+        return [job for job in self._all() if job.version == version]
 
-    def _fail(self, tracks: Sequence[Track], error: str) -> None:
-        self._take_out(tracks)
-        self._ended += [_failure(track.request, error) for track in tracks]
+    def _fail(self, jobs: Sequence[Counted], error: str) -> None:
+        self._take_out(jobs)
+        self._ended += [_failure(job.request, error) for job in jobs]
 
-    def _rebuild(self, tracks: Sequence[Track]) -> None:
+    def _rebuild(self, jobs: Sequence[Counted]) -> None:
         """Read prompts (once per group) and tokens again; what waits does so when it joins."""
-        running = [track for track in tracks if track.ticket >= 0]
-        prompts = {track.prompt: track.prompt_tokens for track in running}
+        running = [job for job in jobs if job.ticket >= 0]
+        prompts = {job.prompt: job.prompt_tokens for job in running}
         self._read(sum(prompts.values()) + sum(map(self._batch.sampled, running)))
-        for track in tracks:
-            track.kv = False
+        for job in jobs:
+            job.kv = False
 
     def _read(self, tokens: int) -> None:
         """Prefill, before anything else decodes."""
@@ -335,29 +356,29 @@ class EmulatedEngine:
             return f"prompt + max_tokens = {total} exceeds the KV capacity of {self._info.kv_tokens} tokens"
         return None
 
-    def _track(self, request: Request) -> Track:
+    def _job(self, request: Request) -> Counted:
         numbers, most = _numbers(request), request.sampling.max_tokens
         drawn = self._lengths.at(numbers[_LENGTH])
-        return Track(request, min(drawn, most), drawn > most, [(0, request.version)], numbers)
+        return Counted(request, min(drawn, most), drawn > most, [(0, request.version)], numbers)
 
-    def _trajectory(self, track: Track) -> Trajectory:
+    def _trajectory(self, job: Counted) -> Trajectory:
         """Ids and columns have the size of real ones; in them, only versions and the last token mean anything."""
-        request, numbers, n = track.request, track.numbers, track.length
+        request, numbers, n = job.request, job.numbers, job.length
         ids = np.full(n, FIRST_ID + int(IDS * numbers[_TOKEN]), dtype=np.int32)
-        if not track.cut:
+        if not job.cut:
             ids[-1] = EOS_ID
-        assert track.started is not None
+        assert job.started is not None
         return Trajectory(
             group=request.group,
             sample=request.sample,
             attempt=request.attempt,
             prompt_ids=request.prompt_ids,
             ids=ids,
-            columns={LOGPROB: np.full(n, -1.0, dtype=np.float32), VERSION: _version_column(track)},
-            finish="length" if track.cut else "eos",
+            columns={LOGPROB: np.full(n, -1.0, dtype=np.float32), VERSION: _version_column(job)},
+            finish="length" if job.cut else "eos",
             text=RIGHT if numbers[_OUTCOME] < self._solved else WRONG,
             instance=self._info.instance,
-            seconds=self._at - track.started,
+            seconds=self._at - job.started,
             purpose=request.purpose,
         )
 
@@ -372,18 +393,18 @@ def _numbers(request: Request) -> tuple[float, ...]:
     return tuple(uniforms(key, [0, 0, 0], [_LENGTH, _OUTCOME, _TOKEN]).tolist())
 
 
-def _version_column(track: Track) -> npt.NDArray[np.int32]:
-    column = np.empty(track.length, dtype=np.int32)
-    for first, version in track.versions:
+def _version_column(job: Counted) -> npt.NDArray[np.int32]:
+    column = np.empty(job.length, dtype=np.int32)
+    for first, version in job.versions:
         column[first:] = version
     return column
 
 
-def _kv_tokens(tracks: Iterable[Track]) -> int:
+def _kv_tokens(jobs: Iterable[Counted]) -> int:
     """KV tokens that travel: a prompt once for the samples of its group."""
-    moved = [track for track in tracks if track.kv]
-    return sum(track.done for track in moved) + sum({track.prompt: track.prompt_tokens for track in moved}.values())
+    moved = [job for job in jobs if job.kv]
+    return sum(job.done for job in moved) + sum({job.prompt: job.prompt_tokens for job in moved}.values())
 
 
-def _names(tracks: Iterable[Track]) -> tuple[tuple[int, int], ...]:
-    return tuple((track.request.group, track.request.sample) for track in tracks)
+def _names(jobs: Iterable[Counted]) -> tuple[tuple[int, int], ...]:
+    return tuple((job.request.group, job.request.sample) for job in jobs)

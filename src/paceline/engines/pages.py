@@ -16,7 +16,7 @@ from paceline.models.packed import Shape
 
 End = Literal["front", "back"]
 KV = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values, each [layers, tokens, kv_heads, head_dim]."""
+"""Keys and values; of saved tokens each [layers, tokens, kv_heads, head_dim]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +40,8 @@ class PagePool:
         # Untouched memory costs nothing until a page is first used; `extend` clears pages before use.
         self._keys = torch.empty(shape.layers, pages, shape.kv_heads, size, shape.head_dim, dtype=dtype)
         self._values = torch.empty_like(self._keys)
+        self._lines = list(zip(self._flat(self._keys).unbind(), self._flat(self._values).unbind(), strict=True))
+        """Of each layer, as `write` sees it."""
         self._owners: dict[End, list[tuple[Span, int]]] = {"front": [], "back": []}
 
     @property
@@ -109,14 +111,14 @@ class PagePool:
 
     def write(self, layer: int, where: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [T, kv_heads, d] at `where` [T x kv_heads], rows of the layer's memory seen as [pages x kv_heads x size, d]."""
-        for memory, new in ((self._keys, k), (self._values, v)):
-            memory[layer].view(-1, memory.shape[-1]).index_copy_(0, where, new.to(memory.dtype).reshape(len(where), -1))
+        for memory, new in zip(self._lines[layer], (k, v), strict=True):
+            memory.index_copy_(0, where, new.to(memory.dtype).reshape(len(where), -1))
 
-    def read(self, layer: int, end: End) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one end, each a view [used x kv_heads, size, d]; `slot` finds a page in it."""
+    def read(self, end: End) -> KV:
+        """Keys and values of one end in every layer, each a view [layers, used x kv_heads, size, d]; `slot` finds a page in it."""
         n = self.used(end)
         span = slice(0, n) if end == "front" else slice(self.pages - n, self.pages)
-        return self._keys[layer, span].flatten(0, 1), self._values[layer, span].flatten(0, 1)
+        return self._keys[:, span].flatten(1, 2), self._values[:, span].flatten(1, 2)
 
     def numbers(self, span: Span) -> list[int]:
         """The span's pages, counted from the front of the memory, as `take` wants them."""

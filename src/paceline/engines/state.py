@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from paceline.engines.pages import KV
 from paceline.engines.scheduler import Saved, SavedPrompt
-from paceline.ports.moving import Carried
-from paceline.types.errors import EngineError
+from paceline.types.errors import StateFileError
+from paceline.types.moving import Carried
 
 FORMAT = 1
 
@@ -33,7 +33,7 @@ class State:
 
 
 def write(state: State, location: str) -> None:
-    """Write a file, complete or absent. Raises EngineError where it cannot be written."""
+    """Write a file, complete or absent. Raises StateFileError where it cannot be written."""
     tensors: dict[str, torch.Tensor] = {}
     prompts: list[SavedPrompt] = []
     items = []
@@ -57,16 +57,16 @@ def write(state: State, location: str) -> None:
         save_file(tensors, location, metadata={"paceline": json.dumps(plain)})
     except (OSError, SafetensorError) as error:
         Path(location).unlink(missing_ok=True)
-        raise EngineError(f"cannot write the state of trajectories to {location} ({error})") from error
+        raise StateFileError(f"cannot write the state of trajectories to {location} ({error})") from error
 
 
 def read(location: str, dtype: torch.dtype) -> State:
-    """Read a file, KV in `dtype`. Raises EngineError for one that is missing, damaged or of another format."""
+    """Read a file, KV in `dtype`. Raises StateFileError for one that is missing, damaged or of another format."""
     try:
         with safe_open(location, framework="pt") as opened:
             plain = json.loads(opened.metadata()["paceline"])
             if plain["format"] != FORMAT:
-                raise EngineError(f"{location}: state of format {plain['format']}, this engine reads format {FORMAT}")
+                raise StateFileError(f"{location}: state of format {plain['format']}, this engine reads format {FORMAT}")
 
             def _kv(name: str) -> KV:
                 keys, values = (opened.get_tensor(f"{name}.{part}").to(dtype, copy=True) for part in ("keys", "values"))
@@ -83,7 +83,7 @@ def read(location: str, dtype: torch.dtype) -> State:
                 found.append((Carried.of_json(item), saved))
             return State(plain["fits"], found)
     except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"{location}: cannot read the state of trajectories ({error!r})") from error
+        raise StateFileError(f"{location}: cannot read the state of trajectories ({error!r})") from error
 
 
 def _put(tensors: dict[str, torch.Tensor], name: str, kv: KV) -> None:

@@ -14,6 +14,7 @@ import torch
 from paceline.algo.counter import stream_key, uniforms
 from paceline.algo.sampling import Draw, Knobs, check, draw
 from paceline.config.memory import KV_PAGE
+from paceline.core.places import Places
 from paceline.engines import tiles
 from paceline.engines.attention import PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
@@ -22,16 +23,17 @@ from paceline.engines.scheduler import Job, Row, Scheduler, Step
 from paceline.engines.state import State, read, write
 from paceline.models.packed import LoadedModel, PackedModel
 from paceline.models.store import fingerprint
-from paceline.ports.moving import Carried
-from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn
 from paceline.types.errors import ConfigError, EngineError
+from paceline.types.moving import Carried
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
-PREFILL_TOKENS = 4096
-"""A step prefills prompts up to this many tokens, at least one prompt."""
+PREFILL_TOKENS = 512
+"""A step prefills prompts up to this many tokens, at least one prompt: those who decode wait for it."""
+PROBE_STEPS = 8
+"""Decode steps of a probe."""
 
 
 class TorchEngine:
@@ -151,16 +153,16 @@ class TorchEngine:
 
     @torch.inference_mode()
     def probe(self, ids: Sequence[int], version: int | None = None) -> ProbeReport:
-        """Score fixed tokens as requests are served: the first half of `ids` as a prompt, the others by one decode step each.
+        """Score fixed tokens as requests are served: the last PROBE_STEPS, or half of them, by a decode step each, the others as a prompt.
 
         It takes pages of its own, so work in flight is untouched, however full the memory. Raises EngineError if fewer than two
         tokens are given or the version is not held.
         """
-        started, half = self._clock(), len(ids) // 2
-        if half < 1:
+        started, prompt = self._clock(), max(len(ids) // 2, len(ids) - PROBE_STEPS)
+        if len(ids) < 2:
             raise EngineError(f"{self._instance}: cannot probe {len(ids)} tokens: it takes two at least")
         found, place = self._places.find(version)
-        hidden = self._replay(self._models[place], ids[:half], ids[half:-1])
+        hidden = self._replay(self._models[place], ids[:prompt], ids[prompt:-1])
         logits = self._scores(self._models[place], hidden)
         scores = tiles.log_softmax(logits) if self._deterministic else logits.log_softmax(dim=-1)
         logprobs = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

@@ -3,8 +3,8 @@
 Weights may be stored in another dtype than the one computed in: they are cast where they are used, so a float32 master
 weight receives its gradient in float32 while the numbers equal, bit for bit, those of an engine that stores the cast weights.
 
-Frozen bfloat16 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed by
-the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
+Frozen bfloat16 and float32 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed
+by the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
 """
 
 from __future__ import annotations
@@ -242,9 +242,12 @@ class Head:
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
+        servable = _servable(hidden, [weight])
         if hidden.dtype != torch.bfloat16:
+            if servable:
+                return _packed_product(hidden, self._copy.get([weight], "packed", lambda: _pack(weight.detach())), None)
             return F.linear(hidden, weight.to(hidden.dtype))
-        if _servable(hidden, [weight]):
+        if servable:
             with bfloat16_products():
                 packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
                 return _packed_product(hidden.float(), packed, None)
@@ -279,20 +282,21 @@ def _in_company(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Ten
 
 
 def _servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
-    """Whether a packed copy may stand for these weights: bfloat16 on a CPU that computes it, no gradient asked for, changes tracked."""
+    """Whether a packed copy may stand for these weights: a CPU that computes in their dtype, no gradient asked for, changes tracked."""
     return (
         x.device.type == "cpu"
-        and all(tensor.dtype == torch.bfloat16 and not tensor.requires_grad and not tensor.is_inference() for tensor in weights)
+        and all(tensor.dtype == x.dtype and not tensor.requires_grad and not tensor.is_inference() for tensor in weights)
         and not (x.requires_grad and torch.is_grad_enabled())
-        and x.dtype == torch.bfloat16
-        and _onednn_computes_bfloat16()
+        and _onednn_computes(x.dtype)
     )
 
 
 @functools.cache
-def _onednn_computes_bfloat16() -> bool:
+def _onednn_computes(dtype: torch.dtype) -> bool:
     backend: Any = torch.backends.mkldnn
-    return bool(backend.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not backend.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

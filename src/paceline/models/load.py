@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from paceline.config.schema import ModelConfig
-from paceline.models import smollm2
-from paceline.models.hf import TransformersDecoder
 from paceline.models.packed import LoadedModel, PackedModel
 from paceline.models.slim import SlimDecoder
 from paceline.types.errors import ModelError
 
 _log = logging.getLogger(__name__)
-PACKAGED: dict[str, Callable[[], Path]] = {smollm2.NAME: smollm2.directory}
-"""Models that a Python package carries: name -> directory, made on first use."""
+PACKAGED = {"smollm2-135m": "paceline.models.smollm2"}
+"""Models that a Python package carries: name -> module whose `directory()` makes it on first use. Imported for those who name it."""
+_ANY_CLASS = "paceline.models.hf"
+"""Imported for the models that need it alone: it brings the model code of transformers along, which takes longer than all else."""
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 """Files of a hub repository that a model directory needs."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
@@ -35,7 +36,8 @@ def resolve(name: str) -> Path:
     A packaged model's name, a local directory, or a hub id: its snapshot, downloaded unless HF_HUB_OFFLINE is set.
     """
     if name in PACKAGED:
-        return PACKAGED[name]()
+        made: Path = importlib.import_module(PACKAGED[name]).directory()
+        return made
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -104,7 +106,10 @@ def _build(config: ModelConfig, described: Any, directory: Path, compute: torch.
         else:
             slim.load_tensors(directory)
             return slim
-    return TransformersDecoder(directory, compute=compute, parameters=stored, device=device)
+    decoder: PackedModel = importlib.import_module(_ANY_CLASS).TransformersDecoder(
+        directory, compute=compute, parameters=stored, device=device
+    )
+    return decoder
 
 
 def _end_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[int]:

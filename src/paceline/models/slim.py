@@ -188,8 +188,9 @@ class Body(nn.Module):
 
     def __init__(self, spec: SlimSpec, like: torch.Tensor) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(1, 1, device="meta")
-        self.embed_tokens.weight = nn.Parameter(torch.empty(spec.shape.vocabulary, spec.shape.width, dtype=like.dtype, device=like.device))
+        # Not drawn at random and thrown away: torch's way to do that on no device imports its compiler, half a second in every worker.
+        empty = torch.empty(spec.shape.vocabulary, spec.shape.width, dtype=like.dtype, device=like.device)
+        self.embed_tokens = nn.Embedding.from_pretrained(empty, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(Block(spec, layer, like) for layer in range(spec.shape.layers))
         self.norm = Norm(spec.shape.width, spec.eps, like)
 

@@ -7,7 +7,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import FileIO
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,15 +18,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from paceline.durable import named as writing
 from paceline.durable import put_in_place, whole
 from paceline.models.packed import LoadedModel
-from paceline.types.errors import ModelError
+from paceline.types.errors import ModelError, StorageError
 
 Named = Iterable[tuple[str, torch.Tensor]]
 _INDEX = "model.safetensors.index.json"
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model directory that are not weights: config, tokenizer, templates."""
 _NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""Dtypes as safetensors files name them."""
 _DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
 """Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
 
@@ -37,20 +43,34 @@ class SavesItself(Protocol):
 
 
 def fingerprint(named: Named) -> str:
-    """sha256 over (name, dtype, shape, bytes) of every tensor, in the order of names; 64 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(named):
-        data = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """sha256 over those of (name, dtype, shape, bytes) of every tensor, in the order of names; 64 hexadecimal digits.
+
+    As many tensors at a time as torch has threads: hashing is a large part of a publish.
+    """
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        digests = threads.map(_digest, sorted(named, key=itemgetter(0)))
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def write_tensors(named: Named, path: Path, dtype: torch.dtype) -> str:
-    """Write the tensors in `dtype` as one safetensors file: complete or absent, on disk when this returns. Returns their fingerprint."""
+def _digest(named: tuple[str, torch.Tensor]) -> bytes:
+    name, tensor = named
+    data = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
+    digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def write_tensors(named: Named, path: Path, dtype: torch.dtype, *, synced: bool = True) -> str:
+    """Write the tensors in `dtype` as one safetensors file, complete or absent; on disk when this returns, if `synced`.
+
+    Returns their fingerprint.
+    """
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
-    with whole(path) as aside:
-        save_file(tensors, aside, metadata={"format": "pt"})
+    with whole(path, synced=synced) as aside:
+        try:
+            save_file(tensors, aside, metadata={"format": "pt"})
+        except SafetensorError as error:  # the disk's errors come as the library's own
+            raise StorageError(f"{path}: {error}") from error
         aside.chmod(0o644)
     return fingerprint(tensors.items())
 
@@ -92,10 +112,37 @@ def copy_into(own: Mapping[str, torch.Tensor], path: Path) -> str:
     files = files_of(path)
     _check_fits(own, {name: shape for file in files for name, shape in _shapes(file)}, path)
     with torch.inference_mode(False), torch.no_grad():  # writes in inference mode would not show in version counters
-        for name, tensor in read(path):
-            if name in own:
-                own[name].copy_(tensor)
+        for file in files:
+            _fill(own, file)
     return fingerprint(own.items())
+
+
+def _fill(own: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Copy the tensors of one file into place. What has the same dtype is read there at once.
+
+    Mapping the file instead would fault its pages in one by one, and several threads that do so wait for each other.
+    """
+    with _opened(file) as opened, file.open("rb", buffering=0) as source:
+        size = int.from_bytes(source.read(8), "little")
+        header = json.loads(source.read(size))
+        for name in header.keys() & own.keys():
+            target, stored = own[name], header[name]
+            if target.device.type == "cpu" and target.is_contiguous() and _NAMES.get(target.dtype) == stored["dtype"]:
+                source.seek(8 + size + stored["data_offsets"][0])
+                _read_into(source, target, file)
+            else:
+                target.copy_(opened.get_tensor(name))
+
+
+def _read_into(source: FileIO, target: torch.Tensor, file: Path) -> None:
+    """Fill a tensor with the next bytes of a file, and count it as written to."""
+    left = target.detach().reshape(-1).view(torch.uint8).numpy().data
+    while left:
+        count = source.readinto(left)
+        if not count:
+            raise ModelError(f"{file}: ends within a tensor")
+        left = left[count:]
+    torch.autograd.graph.increment_version(target)
 
 
 def _shapes(file: Path) -> list[tuple[str, tuple[int, ...]]]:
@@ -120,19 +167,27 @@ def export(loaded: LoadedModel, named: Named, directory: Path, dtype: torch.dtyp
     `named` are weights of `loaded.model`, under its names. Config, tokenizer and templates come from `loaded.directory`.
     """
     aside = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    aside.mkdir(parents=True)
     try:
-        if isinstance(loaded.model, SavesItself):
-            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
-        else:
-            write_tensors(named, aside / "model.safetensors", dtype)
-        for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
-            if file.name not in _NOT_BESIDE:
-                shutil.copyfile(file, aside / file.name)
-        config = json.loads((aside / "config.json").read_text())
-        config.pop("torch_dtype", None)
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        with writing(directory):
+            _export(loaded, named, aside, dtype)
         put_in_place(aside, directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _export(loaded: LoadedModel, named: Named, aside: Path, dtype: torch.dtype) -> None:
+    aside.mkdir(parents=True)
+    if isinstance(loaded.model, SavesItself):
+        try:
+            loaded.model.save_checkpoint({name: tensor.detach().to("cpu", dtype) for name, tensor in named}, aside)
+        except SafetensorError as error:
+            raise StorageError(f"{aside}: {error}") from error
+    else:
+        write_tensors(named, aside / "model.safetensors", dtype)
+    for file in sorted({file for pattern in _BESIDE for file in loaded.directory.glob(pattern)}):
+        if file.name not in _NOT_BESIDE:
+            shutil.copyfile(file, aside / file.name)
+    config = json.loads((aside / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (aside / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

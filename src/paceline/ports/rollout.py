@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from paceline.types.progress import ProbeReport
 from paceline.types.records import Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
-
-Unfinished = Literal["none", "keep", "recompute"]
-"""What becomes of work in flight when its weights make way: there is none; it keeps its KV cache; its KV cache is rebuilt."""
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +91,13 @@ class MovesState(Protocol):
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
         """Take training trajectories (group, sample) out of this engine and write their state to a file at `location`.
 
-        Returns those that were here and left; one that has finished already, or was never here, is left out.
+        Returns those that were here and left; one that has finished already, or was never here, is left out. Raises StateFileError, with
+        nothing left, where the file cannot be written.
         """
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with the trajectories that `hand_over` wrote to `location`, under their own version, which this engine holds. They sample
-        the tokens that they would have sampled where they were. Raises EngineError, with nothing taken, for another version, a
-        trajectory that is here already in the same attempt, or a file that cannot be read. Those that find no free slot or page wait
-        for one with their state.
+        the tokens that they would have sampled where they were. Raises EngineError, with nothing taken, for another version or a
+        trajectory that is here already in the same attempt, StateFileError for a file that cannot be read. Those that find no free slot
+        or page wait for one with their state.
         """

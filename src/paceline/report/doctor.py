@@ -10,17 +10,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import cast
 
 from paceline.core import commands as c
-from paceline.core.account import Account
 from paceline.core.account.causes import TRAINER, trainer
-from paceline.core.events import Event, StopRequested
-from paceline.core.machine import Machine
+from paceline.core.account.scene import Scene
+from paceline.core.events import StopRequested
 from paceline.core.outbox import Wait
 from paceline.report.troubles import Finding, Troubles, count
 from paceline.runtime.alarms import Alarms
-from paceline.runtime.audit import audit
+from paceline.runtime.audit import Replay
 from paceline.runtime.ledger import LedgerReader, Lineage
 from paceline.runtime.notices import Notice
 from paceline.runtime.notices import read as read_notices
@@ -31,6 +29,9 @@ from paceline.types.results import AuditReport
 
 SILENT_S = 60.0
 """A controller records its timer every few seconds: one that recorded nothing for so long is stuck itself."""
+FULL = 1 << 20
+"""With fewer bytes left a disk is full."""
+STANDS = "it does not go on by itself"
 SHOWN = 8
 """Waits and notices that are shown at most."""
 
@@ -41,9 +42,8 @@ class Owed:
 
     kind: str
     owner: str
-    what: str
-    """The oldest of it, in words."""
-    number: int
+    what: tuple[str, ...]
+    """All of it, in words, the oldest first."""
     since: float
     """Seconds that the oldest has been waited for."""
     left: float
@@ -79,8 +79,8 @@ class _Replayed:
     """A lineage, read once."""
 
     lineage: Lineage
-    machine: Machine
-    account: Account
+    replay: Replay
+    scene: Scene
     troubles: Troubles
     stop: c.Stop | None = None
     asked: str = ""
@@ -88,16 +88,21 @@ class _Replayed:
     last: float = 0.0
     records: int = 0
     fault: str = ""
-    """Why the machine could not follow; the audit says the same."""
+    """Where the machine could not follow; the audit says the same."""
 
     @property
     def open(self) -> bool:
         """Whether it began and has not come to its end."""
         return self.records > 0 and self.stop is None
 
+    def owed(self, now: float) -> tuple[Owed, ...]:
+        """What is waited for, of a run that the machine can follow to where it is."""
+        return tuple(_owed(self.replay.machine.waits(now), now)) if self.open and not self.fault else ()
+
 
 def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None = None) -> Diagnosis:
-    """Look at a run directory. `audited`: its audit, if it was made already; `wall`: seconds since the epoch, now by default.
+    """Look at a run directory: once at every record of its last lineage. `audited`: its audit, if it was made already, whose findings are
+    told then; `wall`: seconds since the epoch, now by default.
 
     Raises ConfigError for what is no run, LedgerError and RecordError for a ledger that cannot be read.
     """
@@ -112,35 +117,32 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
         return _empty(process)
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     now = _now(read, process, time.time() if wall is None else wall)
-    state, headline = _state(read, process, now, notices)
-    findings = [*_ended(state, headline, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(rundir, read, audited), *_disk(run)]
+    state, headline = _state(read, process, now, notices, shutil.disk_usage(run).free < FULL)
+    told = [notice for notice in notices if not notice.fatal]  # what ended the run is its headline
+    findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(state, run)]
     return Diagnosis(
         state=state,
         headline=headline,
         facts=tuple(_facts(read, rundir, len(lineages))),
-        trainer=TRAINER[trainer(read.account.scene)] if read.open else "",
-        owed=tuple(_owed(read.machine.waits(now), now)) if read.open and not read.fault else (),
+        trainer=TRAINER[trainer(read.scene)] if read.open else "",
+        owed=read.owed(now),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
-        notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in notices[-SHOWN:]),
+        notices=tuple(f"{notice.time}  after update {notice.update}: {notice.message}" for notice in told[-SHOWN:]),
         lineages=len(lineages),
     )
 
 
 def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
-    read = _Replayed(lineage, Machine(lineage.schedule, lineage.resume), Account(lineage.schedule, lineage.resume), Troubles())
+    read = _Replayed(lineage, Replay(lineage), Scene(lineage.schedule, lineage.resume), Troubles())
     for record in reader.records(lineage.id):
         read.records, read.last = read.records + 1, record.now
-        read.account.feed(record.value, record.now)
+        read.scene.take(record.value)
         read.troubles.feed(record.value, record.now)
         if isinstance(record.value, c.Stop):
             read.stop = record.value
         if isinstance(record.value, StopRequested):
             read.asked = record.value.reason
-        if record.direction == "event" and not read.fault:
-            try:
-                read.machine.step(cast(Event, record.value), record.now)
-            except (AssertionError, LookupError) as error:  # such events cannot have reached the machine in this order
-                read.fault = f"row {record.sequence}: {error}"
+        read.fault = read.fault or read.replay.feed(record)
     return read
 
 
@@ -159,23 +161,29 @@ def _empty(process: int | None) -> Diagnosis:
 # In which state it is
 
 
-def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[Notice]) -> tuple[str, str]:
+def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[Notice], full: bool) -> tuple[str, str]:
     fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
     if read.stop is not None:
         return _stopped(read, read.stop, process)
-    who = f"process {process}" if process else "a process"
     if process is not None:
-        if not read.records:
-            return "starting", f"starts, for {duration(now)}: {who} loads models and data, and has decided nothing yet"
-        silent = now - read.last
-        if silent > SILENT_S:
-            return "stuck", f"is stuck: {who} holds the run, and has recorded nothing for {duration(silent)}"
-        return "running", f"runs ({who}), for {duration(now)}; the last record is {duration(silent)} old"
+        return _held(read, f"process {process}" if process else "a process", now)
     if fatal:
         return "failed", f"failed after {duration(read.last)}: {fatal}"
     if not read.records:
         return "nothing", "ended before its first decision, and left no error: it was killed, or could not write"
+    if full:
+        return "died", f"died after {duration(read.last)}: its disk is full, so that it could not even write why"
     return "died", f"died after {duration(read.last)} without a word: killed (kill -9, out of memory, a reboot), or the power went"
+
+
+def _held(read: _Replayed, who: str, now: float) -> tuple[str, str]:
+    """Of a run that a process holds and that has not come to its end."""
+    if not read.records:
+        return "starting", f"starts, for {duration(now)}: {who} loads models and data, and has decided nothing yet"
+    silent = now - read.last
+    if silent > SILENT_S:
+        return "stuck", f"is stuck: {who} holds the run, and has recorded nothing for {duration(silent)}"
+    return "running", f"runs ({who}), for {duration(now)}; the last record is {duration(silent)} old"
 
 
 def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, str]:
@@ -183,27 +191,28 @@ def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, s
         return "failed", f"failed after {duration(read.last)}: {stop.reason}"
     if process is not None:
         return "ending", f"ends ({stop.reason}): process {process} writes the model and stops its workers"
-    if read.asked and read.account.scene.updates < read.lineage.schedule.total_updates:
+    if read.asked and read.scene.updates < read.lineage.schedule.total_updates:
         return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
 
-def _ended(state: str, headline: str, rundir: RunDir) -> list[Finding]:
+def _ended(state: str, rundir: RunDir) -> list[Finding]:
+    """What to do about a run that does not go on by itself; what happened is its headline."""
     if state not in ("failed", "died", "stuck"):
         return []
-    if state == "stuck":
-        return [Finding("fault", f"the run {headline}", (), "look at the process (py-spy dump, top); stop it, then continue with --resume")]
     how = f"paceline train {rundir.config} --resume" if rundir.config.is_file() else "paceline train CONFIG --resume"
+    if state == "stuck":
+        return [Finding("fault", STANDS, (), f"look at the process (py-spy dump, top) and at the disk; stop it, then: {how}")]
     try:
         checkpoint = rundir.latest_checkpoint()
     except OSError:
         checkpoint = None
     where = f"from {checkpoint}" if checkpoint is not None else "from the beginning: there is no checkpoint"
-    return [Finding("fault", f"the run {headline}", (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
+    return [Finding("fault", STANDS, (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
 
 
 def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
-    schedule, scene = read.lineage.schedule, read.account.scene
+    schedule, scene = read.lineage.schedule, read.scene
     facts = [f"{scene.updates} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
     if lineages > 1:
         facts.append(f"lineage {read.lineage.id} of {lineages}, continued after update {read.lineage.resume.update}")
@@ -222,9 +231,9 @@ def _owed(waits: Sequence[Wait], now: float) -> list[Owed]:
         by_owner[wait.kind, wait.owner].append(wait)
     found = []
     for (kind, owner), owed in by_owner.items():
-        oldest = min(owed, key=lambda wait: wait.since)
+        owed.sort(key=lambda wait: wait.since)
         deadline = min(wait.deadline for wait in owed)
-        found.append(Owed(kind, owner, oldest.what, len(owed), now - oldest.since, deadline - now))
+        found.append(Owed(kind, owner, tuple(wait.what for wait in owed), now - owed[0].since, deadline - now))
     return sorted(found, key=lambda owed: owed.left)
 
 
@@ -242,22 +251,27 @@ def _alarms(rundir: RunDir) -> list[Finding]:
     return [Finding("fault", f"for {count(streak, 'update')}: {alarm.what}", (), alarm.advice) for alarm, streak in alarms.present()]
 
 
-def _rules(rundir: RunDir, read: _Replayed, audited: AuditReport | None) -> list[Finding]:
-    report = audit(rundir.ledger) if audited is None else audited
-    if not report.violations:
+def _rules(run: Path, read: _Replayed, audited: AuditReport | None) -> list[Finding]:
+    """The run checks every rule itself, and a broken one ends it. Here the decisions are compared, which the replay does in passing."""
+    own = (f"replay: {read.fault}",) if read.fault else ()
+    broken = own if audited is None else audited.violations
+    if not broken:
         return []
-    what = f"{count(len(report.violations), 'rule')} broken: what the run did is not what the schedule promises"
-    return [Finding("fault", what, report.violations[:SHOWN], "this is a fault of paceline, or the ledger was changed: please report it")]
+    what = f"{count(len(broken), 'rule')} broken: what the run did is not what the schedule promises"
+    advice = f"this is a fault of paceline, or the ledger was changed: please report it, with what paceline audit {run} says"
+    return [Finding("fault", what, broken[:SHOWN], advice)]
 
 
-def _disk(run: Path) -> list[Finding]:
-    """A checkpoint is as large as the last one; the next must fit beside it."""
+def _disk(state: str, run: Path) -> list[Finding]:
+    """A checkpoint is as large as the last one; the next must fit beside it, if there will be one."""
+    if state == "done":
+        return []
     free = shutil.disk_usage(run).free
     newest = max((path for path in (run / "checkpoints").glob("step-*")), key=lambda path: path.stat().st_mtime, default=None)
     needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
     if free >= max(needed, 64 << 20):
         return []
-    what = f"the disk is nearly full: {free / 1e6:,.0f} MB free, a checkpoint needs {needed / 1e6:,.0f} MB"
+    what = f"the disk is nearly full: {free / 1e6:,.1f} MB free, a checkpoint needs {needed / 1e6:,.1f} MB"
     return [Finding("fault", what, (), "make room, or move run.dir; the state on disk stays usable")]
 
 

@@ -27,14 +27,14 @@ def views(run: Run) -> list[View]:
     found = _parts(run.latest, "")
     for told in reversed(run.lives[:-1]):
         start, end = _around(told, len(_edges(told)) - 2)
-        found.append(_view(told, f"end of lineage {told.life.lineage.id}", max(told.start, start), told.end if end <= start else end))
+        found.append(_view(told, f"end of lineage {told.life.lineage.id}", max(0.0, start), told.end if end <= start else end))
     return found[:5]
 
 
 def _parts(told: Told, suffix: str) -> list[View]:
     count = sum(isinstance(item, GroupSpan) for item in told.items)
     if count <= GROUPS or len(_edges(told)) < 4:
-        return [_view(told, f"all{suffix}", told.start, told.end)]
+        return [_view(told, f"all{suffix}", 0.0, told.end)]
     edges = _edges(told)
     slowest = max(range(len(edges) - 1), key=lambda place: edges[place + 1] - edges[place])
     chosen = {"beginning": _around(told, 0), "slowest period": _around(told, slowest), "end": _around(told, len(edges) - 2)}
@@ -43,8 +43,8 @@ def _parts(told: Told, suffix: str) -> list[View]:
 
 def _edges(told: Told) -> list[float]:
     """Moments that part the periods."""
-    inner = [row.now for row in told.periods if told.start < row.now < told.end]
-    return [told.start, *inner, told.end]
+    inner = [row.now for row in told.periods if 0.0 < row.now < told.end]
+    return [0.0, *inner, told.end]
 
 
 def _around(told: Told, place: int) -> tuple[float, float]:

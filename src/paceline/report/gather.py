@@ -34,8 +34,8 @@ class Told:
     """Without trajectories."""
     updates: list[Row] = field(default_factory=list)
     periods: list[Row] = field(default_factory=list)
-    start: float = 0.0
     end: float = 0.0
+    """Seconds since the first record, as all times of the story."""
     total: Tally = field(default_factory=Tally)
     lengths: dict[int, int] = field(default_factory=dict)
     """Trajectories by number of sampled tokens."""
@@ -95,10 +95,8 @@ def gather(run: Path, samples: int) -> Run:
 
 
 def _told(reader: LedgerReader, life: Life) -> Told:
-    story, told, began = Story(life.lineage.schedule, life.lineage.resume), Told(life), False
+    story, told = Story(life.lineage.schedule, life.lineage.resume), Told(life)
     for record in reader.records(life.lineage.id):
-        if not began:
-            began, told.start = True, record.now
         if isinstance(record.value, TrajectoryFinished):
             increase(told.lengths, record.value.tokens, 1)
         told.items += _drawn(story.feed(record.value, record.now))

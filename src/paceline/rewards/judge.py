@@ -82,16 +82,20 @@ class Judge:
             rewards, outcomes = [rewards[i] for i in order], [outcomes[i] for i in order]
         return ScoredGroup(ordered[0].group, prompt, tuple(ordered), tuple(rewards), tuple(outcomes), parts, scores)
 
-    def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raise RewardError listing the rows (at most 10) whose gold or columns a reward cannot use; nothing is generated for that."""
-        rows = list(prompts)
-        found = [_problems(part.reward, rows) for part in self.parts]
-        bad = [
-            f"row {prompt.row} of {prompt.task or 'the task'}, reward {part.reward.name}: {problem}"
-            for prompt, problems in zip(rows, zip(*found, strict=True), strict=True)
-            for part, problem in zip(self.parts, problems, strict=True)
-            if problem is not None
+    def problems(self, prompts: Sequence[Prompt]) -> list[list[str]]:
+        """What is wrong with each row: a text for every reward that cannot use its gold or its columns. Nothing is generated for that."""
+        found = [_problems(part.reward, prompts) for part in self.parts]
+        names = [part.reward.name for part in self.parts]
+        return [
+            [f"reward {name}: {problem}" for name, problem in zip(names, problems, strict=True) if problem is not None]
+            for problems in zip(*found, strict=True)
         ]
+
+    def check(self, prompts: Iterable[Prompt]) -> None:
+        """Raise RewardError listing the rows (at most 10) that have `problems`."""
+        rows = list(prompts)
+        found = zip(rows, self.problems(rows), strict=True)
+        bad = [f"row {prompt.row} of {prompt.task or 'the task'}, {problem}" for prompt, problems in found for problem in problems]
         if bad:
             more = f"\n... and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
             raise RewardError(f"{len(bad)} rows cannot be judged:\n" + "\n".join(bad[:_SHOWN]) + more)

@@ -1,10 +1,10 @@
 """Numbers in free text, read exactly: the notation, what is refused, and when two of them are equal.
 
 Read: an attached sign (`-5`, `−5`), a currency sign before or between (`$18`, `-$5`), digits with English thousands (`1,234,567`), a
-decimal point, an exponent (`1.5e3`), a fraction (`3/4`, `\\frac{3}{4}`), a mixed number (`2 1/2`), a percent sign or word. Markdown,
-units, brackets and punctuation around a number are not part of it. Not read: a number that follows a letter (`x2`), an exponent (`cm^2`),
-a power (`10^5`: found, but without a value). Commas that do not form groups of three separate numbers. A minus with a space after it is a
-dash (`- 5` is a list item). Values are fractions, so nothing is rounded: 0.1 + 0.2 is 0.3, and 0.33 is not 1/3.
+decimal point, an exponent (`1.5e3`), a fraction (`3/4`, `\\frac{3}{4}`, `½`), a mixed number (`2 1/2`, `2½`), a percent sign or word.
+Markdown, units, brackets and punctuation around a number are not part of it. Not read: a number that follows a letter (`x2`), an exponent
+(`cm^2`), a power (`10^5`, `10²`: found, but without a value). Commas that do not form groups of three separate numbers. A minus with a
+space after it is a dash (`- 5` is a list item). Values are fractions, so nothing is rounded: 0.1 + 0.2 is 0.3, and 0.33 is not 1/3.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ _NUMBER = re.compile(
     (?:(?P<sign>(?<![^\W_])(?<![)\]}}%])[-+\u2212\u2013])(?:\\?[$€£¥₹][ ]?)?)?
     (?:\\[dt]?frac[ ]?\{{[ ]?(?P<top>-?{_DECIMAL})[ ]?\}}[ ]?\{{[ ]?(?P<bottom>{_DECIMAL})[ ]?\}}
       |(?<![A-Za-z0-9^])(?<![0-9]\.)(?<!\^\{{)(?<!\^[-+])(?P<decimal>{_DECIMAL})(?:[ ]?/[ ]?(?P<under>{_DECIMAL}))?)
-    (?P<power>\^)?
+    (?P<power>\^|[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b])?
     (?P<percent>[ ]?\\?%|[ ]per[ ]?cent\b)?
     """,
     re.VERBOSE,
 )
+_PARTS = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6",
+    "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+_PART = re.compile(rf"(?<!\^)[{''.join(_PARTS)}]")
 _GROUPED = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
 
 
@@ -57,6 +62,7 @@ class _Found:
 
 def find_numbers(text: str) -> list[Number]:
     """All numbers of `text` in order; linear in its length."""
+    text = _PART.sub(lambda part: f" {_PARTS[part.group()]}", text)
     found: list[_Found] = []
     for match in _NUMBER.finditer(text):
         for item in _pieces(match):

@@ -278,7 +278,7 @@ def _bracketed(text: str) -> Form | None:
     if matrix:
         return _matrix(matrix[2])
     if text.startswith(r"\langle") and text.endswith(r"\rangle"):
-        return Row("(", ")", _elements(text[7:-7]))
+        return _set_or_tuple(f"({text[7:-7].strip()})")
     if text.startswith((r"\{", "(", "[")) and _after(text, 0) == len(text):
         return _set_or_tuple(text)
     ratio, marks = _cut(text, _RATIO)
@@ -290,6 +290,8 @@ def _set_or_tuple(text: str) -> Form | None:
         inner = text[2:-2].strip()
         builder = _BUILDER.fullmatch(inner)
         return _condition(builder[1], _read(builder[2].strip())) if builder else Listing(_elements(inner) if inner else ())
+    if _PLUS_MINUS.search(text):  # (3, +-2) are two points, not one of three numbers
+        return Listing(tuple(_read(signed) for signed in _signed(text)))
     items = _elements(text[1:-1])
     return Row(text[0], text[-1], items) if len(items) > 1 else None
 
@@ -319,8 +321,18 @@ def _elements(inner: str) -> tuple[Form, ...]:
 def _plus_minus(text: str) -> Form | None:
     if not _PLUS_MINUS.search(text):
         return None
-    signs = (("+", "-"), ("-", "+"))
-    return Listing(tuple(_value(re.sub(r"\\pm(?![A-Za-z])", upper, re.sub(r"\\mp(?![A-Za-z])", lower, text))) for upper, lower in signs))
+    return Listing(tuple(_value(signed) for signed in _signed(text)))
+
+
+def _signed(text: str) -> tuple[str, str]:
+    """A text with its plus-minus signs as their upper and as their lower signs."""
+    upper, lower = ((r"\pm", r"\mp"), (r"\mp", r"\pm"))
+    return _with_signs(text, upper), _with_signs(text, lower)
+
+
+def _with_signs(text: str, plus_and_minus: tuple[str, str]) -> str:
+    plus, minus = (re.escape(name) + "(?![A-Za-z])" for name in plus_and_minus)
+    return re.sub(minus, "-", re.sub(plus, "+", text))
 
 
 def _value(text: str) -> Value:

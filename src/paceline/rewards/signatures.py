@@ -62,7 +62,7 @@ def _trl(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Colum
 
 def _verl(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Columns:
     return {
-        "data_source": [prompt.columns.get("data_source", prompt.task) for prompt in prompts],
+        "data_source": [prompt.columns.get("data_source") or prompt.task for prompt in prompts],
         "solution_str": _texts(trajectories),
         "ground_truth": [prompt.gold for prompt in prompts],
         "extra_info": [prompt.columns.get("extra_info", dict(prompt.columns)) for prompt in prompts],

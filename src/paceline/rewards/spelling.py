@@ -41,12 +41,16 @@ _CHARACTERS = {
     "\u211d": r"\mathbb{R}", "\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u03b2": r"\beta ", "\u03bb": r"\lambda ", "\u00a0": " ",
     "\u2009": " ", "\u202f": " ", "\u2032": "'", "\u2061": "", "\u27e8": r"\langle ", "\u27e9": r"\rangle ",
     "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}", "\u2153": r"\frac{1}{3}", "\u2154": r"\frac{2}{3}",
-    **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+    "\u2010": "-", "\u2011": "-", "\ufe63": "-", "\u3001": ",", "\u3002": ".",
+    **{chr(0xFF01 + place): chr(0x21 + place) for place in range(94)},
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f", ""),
 }  # fmt: skip
+"""Typography, fullwidth forms, and characters of no width."""
 _ARGUMENTS = {r"\frac": 2, r"\binom": 2, r"\sqrt": 1}
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207f", "0123456789-n")
 _ALIASES = {
-    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom", "leq": r"\le ", "leqslant": r"\le ",
+    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "nicefrac": r"\frac", "sfrac": r"\frac",
+    "dbinom": r"\binom", "tbinom": r"\binom", "leq": r"\le ", "leqslant": r"\le ",
     "geq": r"\ge ", "geqslant": r"\ge ", "neq": r"\ne ", "times": r"\cdot ", "ast": r"\cdot ", "div": "/", "lbrace": r"\{", "rbrace": r"\}",
     "lvert": "|", "rvert": "|", "vert": "|", "lt": "<", "gt": ">", "varnothing": r"\emptyset ", "degree": r"^\circ ", "lbrack": "[",
     "rbrack": "]", "mathrm": r"\text", "textbf": r"\text", "textit": r"\text", "textrm": r"\text", "mathbf": r"\text", "mathit": r"\text",
@@ -58,13 +62,15 @@ _ALIASES = {
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _WORDY = re.compile(
-    r"(?<![A-Za-z\\{])(sqrt|pi|theta|infinity|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z}])"
+    r"(?<![A-Za-z\\{])(sqrt|pi|theta|inf(?:ty|inity)?|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z}])"
 )
 _FUNCTION_TEXT = re.compile(r"\\text\{\s*(" + "|".join(sorted(FUNCTIONS, key=len, reverse=True)) + r")\s*\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?P<gap>,|\{,\}|\\,|\\ | )\d{3})(?:(?P=gap)\d{3})*)(?![\d]|,\d)")
 _NUMBER = re.compile(
-    r"(?P<whole>\d+)?(?:\.(?P<part>\d+)?(?:\\overline\s*\{(?P<repeat>\d+)\})?)?(?:[eE](?P<exponent>[-+]?\d{1,3})(?![A-Za-z\d.]))?"
+    r"(?P<whole>\d+)?(?:\.(?P<part>\d+)?(?:\\overline\s*\{(?P<repeat>\d+)\})?)?(?:[eE](?P<exponent>[-+]?\d{1,4})(?![\d.]))?"
 )
+_TOO_LARGE = re.compile(r"[eE][-+]?\d")
+"""An exponent that `_NUMBER` leaves: it would be read as a product with the number e."""
 
 
 class Unreadable(Exception):
@@ -78,12 +84,13 @@ def clean(text: str) -> str:
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b\u207f]+", lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
     text = re.sub(r"\u221a\s*(\d+|[A-Za-z])", r"\\sqrt{\1}", text).replace("\u221a", r"\sqrt ")
     text = "".join(_CHARACTERS.get(character, character) for character in text)
-    text = re.sub(r"\\[()\[\]]|\$\$|(?<!\\)\$(?=[^\d]|$)", " ", text)
+    text = re.sub(r"(?<!\\)\$([^$]+)(?<!\\)\$(?!\d)", r" \1 ", text.replace("$$", " "))  # a pair of them; one alone is a currency
+    text = re.sub(r"\\[()\[\]]|(?<!\\)\$(?=[^\d]|$)", " ", text)
     text = re.sub(r"(?<!\\)\\(?= )", "", text).replace(r"\operatorname*", r"\operatorname")
     text = _COMMAND.sub(lambda m: _ALIASES.get(m[1], "\\" + m[1]), text)
     text = re.sub(r"\\text\{\s*\}", " ", text)
     text = _FUNCTION_TEXT.sub(r"\\\1 ", text)
-    text = _WORDY.sub(lambda m: "\\" + m[1].replace("infinity", "infty") + " ", text)
+    text = _WORDY.sub(lambda m: "\\" + ("infty" if m[1].startswith("inf") else m[1]) + " ", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])", r"^\\circ ", text)
     text = text.replace("**", "^").replace("*", r"\cdot ").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
     text = re.sub(r"\\[!;:>]|~", " ", text).replace(r"\%", "%")
@@ -96,7 +103,13 @@ def without_thousands(text: str) -> str:
     """`1,234,567`, `1{,}234`, `1\\,234` and `1 234` as 1234567 and 1234; other spacing commands become spaces."""
     joined = _THOUSANDS.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
     spaced = " ".join(re.sub(r"\\[, ]", " ", joined.replace("{,}", ",")).split())
-    return re.sub(r"(?<![\d./^_])(\d+) (\d+)/(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", spaced)
+    return re.sub(r"(?<![\d./^_])(\d+) (\d+)/(\d+)(?![\d.])", _mixed, spaced)
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """`1 1/2` in LaTeX; `5 10/2` stays what it is, two numbers side by side."""
+    whole, top, bottom = match.groups()
+    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if (len(top), top) < (len(bottom), bottom) else match.group()
 
 
 def _depth(text: str) -> int:
@@ -189,6 +202,8 @@ class _Writer:
     def _number(self, match: re.Match[str]) -> None:
         if self._items and self._items[-1].kind == "number":
             raise Unreadable("two numbers side by side")
+        if _TOO_LARGE.match(self._text, self._at):
+            raise Unreadable("exponent")
         self._operand(exact(match), "number")
 
     def _letter(self, letter: str) -> None:

@@ -61,26 +61,41 @@ def _rules(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str
 
 
 def _replayed(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
-    try:
-        found = _difference(lineage, records, whole)
-    except (AssertionError, LookupError) as error:  # such events cannot have reached the machine in this order
-        return [f"replay: the machine does not take these events: {type(error).__name__} {error}"]
-    return [] if found is None else [f"replay: {found}"]
+    replay = Replay(lineage)
+    found = next((difference for record in records if (difference := replay.feed(record))), "") or (replay.left() if whole else "")
+    return [f"replay: {found}"] if found else []
 
 
-def _difference(lineage: Lineage, records: Sequence[Record], whole: bool) -> str | None:
-    """Where the records part from what the machine says to their events: after each event exactly its commands, at its time."""
-    machine, due, now = Machine(lineage.schedule, lineage.resume), deque[Command](), 0.0
-    for record in records:
+class Replay:
+    """A machine that follows the records of a lineage: after each event exactly its commands, at its time.
+
+    `feed` every record in order; the first difference ends it, since nothing after that can be compared.
+    """
+
+    def __init__(self, lineage: Lineage) -> None:
+        self.machine = Machine(lineage.schedule, lineage.resume)
+        self._due = deque[Command]()
+        self._now = 0.0
+
+    def feed(self, record: Record) -> str:
+        """Where the record parts from what the machine says; "" when it does not."""
         if record.direction == "event":
-            if due:
-                return f"row {record.sequence}: recorded {record.value}, replayed {due[0]}"
-            now = record.now
-            due.extend(machine.step(cast(Event, record.value), now))
-            continue
-        expected = due.popleft() if due else "nothing"
+            return self._event(record)
+        expected = self._due.popleft() if self._due else "nothing"
         if record.value != expected:
             return f"row {record.sequence}: recorded {record.value}, replayed {expected}"
-        if record.now != now:
-            return f"row {record.sequence}: recorded at {record.now} s, its event at {now} s"
-    return f"at the end: recorded nothing, replayed {due[0]}" if whole and due else None
+        return "" if record.now == self._now else f"row {record.sequence}: recorded at {record.now} s, its event at {self._now} s"
+
+    def _event(self, record: Record) -> str:
+        if self._due:
+            return f"row {record.sequence}: recorded {record.value}, replayed {self._due[0]}"
+        self._now = record.now
+        try:
+            self._due.extend(self.machine.step(cast(Event, record.value), record.now))
+        except (AssertionError, LookupError) as error:  # such events cannot have reached the machine in this order
+            return f"row {record.sequence}: the machine does not take this event: {type(error).__name__} {error}"
+        return ""
+
+    def left(self) -> str:
+        """What the machine has said and nobody recorded; "" when nothing."""
+        return f"at the end: recorded nothing, replayed {self._due[0]}" if self._due else ""

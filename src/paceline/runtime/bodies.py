@@ -8,11 +8,11 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from paceline.ports.pool import Nap
-from paceline.ports.rollout import Cancels, Engine, EngineLoad, Failure, HoldsWeights, MovesState, Unfinished
+from paceline.ports.rollout import Cancels, Engine, EngineLoad, Failure, HoldsWeights, MovesState
 from paceline.ports.training import Checkpoints, Publishes, Trainer
 from paceline.types.progress import ProbeReport
 from paceline.types.records import Trajectory
-from paceline.types.weights import WeightsRef
+from paceline.types.weights import Unfinished, WeightsRef
 
 
 class RolloutEngine(Engine, Cancels, HoldsWeights, MovesState, Protocol):

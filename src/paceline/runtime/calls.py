@@ -1,13 +1,14 @@
-"""A worker with its specification: calls under a deadline, and its replacement when it is lost."""
+"""A worker with its specification: calls under a deadline, and its replacement when it is lost; work beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.ports.pool import Pool, Worker, WorkerSpec
-from paceline.types.errors import WorkerLost, WorkerSilent
+from paceline.types.errors import TrainerLost, WorkerLost, WorkerSilent
 
 MAX_RESTARTS = 5
 """A worker lost this often in a row, with nothing useful in between, ends the run."""
@@ -110,6 +111,42 @@ class Seat:
         worker, self._worker = self._worker, None
         if worker is not None:
             await worker.stop(grace_s)
+
+
+class TrainerSeat(Seat):
+    """The trainer's place. Its loss has a name of its own: nobody can go on where it stood, so it ends this life of the run."""
+
+    async def fill(self, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        """As `Seat.fill`; TrainerLost instead of WorkerLost."""
+        with _as_trainer():
+            await super().fill(on_report, on_lost)
+
+    def present(self) -> None:
+        """As `Seat.present`; TrainerLost instead of WorkerLost."""
+        with _as_trainer():
+            super().present()
+
+    async def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """As `Seat.call`; TrainerLost instead of WorkerLost and WorkerSilent."""
+        with _as_trainer():
+            return await super().call(method, *arguments, timeout_s=timeout_s)
+
+
+@contextmanager
+def _as_trainer() -> Iterator[None]:
+    try:
+        yield
+    except WorkerLost as error:
+        raise TrainerLost(str(error)) from error
+
+
+async def off_loop(work: Callable[[], Any]) -> None:
+    """Do blocking work in another thread. Whoever is cancelled meanwhile waits for its end: no thread is left with a file of the run."""
+    working = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(working)
+    finally:
+        await asyncio.wait({working})
 
 
 async def together(*work: Awaitable[Any]) -> list[Any]:

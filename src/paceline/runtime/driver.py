@@ -3,12 +3,14 @@
     event -> ledger -> rules -> Machine.step -> ledger -> (durable) -> performers -> events
 
 Performers are coroutines, one per kind of command; each posts the events that answer its command. An error of paceline in a performer
-answers the command with `CommandFailed`, so that the machine applies the failure policy; any other error is a fault and ends the run.
+answers the command with `CommandFailed`, so that the machine applies the failure policy. The loss of the trainer, which no policy covers,
+ends the run as itself, and so does any other error: it is a fault.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +20,9 @@ from paceline.core.commands import Command, Stop
 from paceline.core.events import CommandFailed, Event, Started, Timer
 from paceline.core.machine import Machine
 from paceline.core.rules import Rules
+from paceline.runtime.calls import off_loop
 from paceline.runtime.ledger import Direction
-from paceline.types.errors import PacelineError, RuleViolated
+from paceline.types.errors import LedgerError, PacelineError, RuleViolated, TrainerLost
 
 Performer = Callable[[Any], Coroutine[Any, Any, None] | None]
 """Performs one command: at once when it returns None, else as a task."""
@@ -102,8 +105,11 @@ class Driver:
                 heard, self._heard = self._heard, []
                 for one in heard:
                     one.work()
+        except BaseException:
+            with contextlib.suppress(LedgerError):  # what ended the run is what is to be told; a full disk tells it twice
+                self._ledger.commit()
+            raise
         finally:
-            self._ledger.commit()
             await self.close()
 
     async def _make_durable(self, commands: Sequence[Command], before_commit: Callable[[Sequence[Command]], None]) -> None:
@@ -113,11 +119,7 @@ class Driver:
             before_commit(commands)
             self._ledger.commit()
 
-        writing = asyncio.create_task(asyncio.to_thread(_write))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            await asyncio.wait({writing})  # a run that is cancelled here leaves no thread with its ledger behind
+        await off_loop(_write)
 
     async def close(self) -> None:
         """Cancel and await everything that still runs."""
@@ -187,6 +189,8 @@ class Driver:
     async def _answered(self, command: Command, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
+        except TrainerLost:
+            raise
         except PacelineError as error:
             self.post(CommandFailed(command.id, f"{type(command).__name__}: {error}"))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Literal
 from urllib.parse import quote
 
@@ -103,8 +104,20 @@ class Ledger:
 
     def close(self) -> None:
         """Commit and release the file."""
-        self.commit()
-        self._database.close()
+        try:
+            self.commit()
+        finally:
+            self._database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Release the file. Where an error is on its way nothing is committed: that was tried, and must not hide it."""
+        if kind is None:
+            self.close()
+        else:
+            self._database.close()
 
 
 def unused(path: Path) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.algo.shaping import length_metrics
-from paceline.core.account import Row, Tally
+from paceline.core.account import Row
 from paceline.core.account.causes import ROLLOUT, TRAINER
 from paceline.core.account.tally import LEVELS, mean, shares
 from paceline.types.progress import UpdateReport
@@ -43,7 +43,7 @@ def time_metrics(row: Row) -> dict[str, float]:
         **{f"{stage}_seconds": tally.busy.get(stage, 0.0) for stage in ("rollout", "reward", "train", "publish")},
         **_window(row),
         "reward_waiting_ratio": shares(tally.trainer).get("reward", 0.0),
-        **_speed(tally),
+        **_speed(row),
         "staleness/max": max(tally.staleness, default=0),
         "staleness/mean": mean(tally.staleness),
         "staleness_updates/max": max(tally.staleness_updates, default=0),
@@ -63,7 +63,7 @@ def publish_metrics(row: Row) -> dict[str, float]:
     return {
         "seconds": tally.seconds,
         **_window(row),
-        **_speed(tally),
+        **_speed(row),
         **_shares("trainer", TRAINER, tally.trainer),
         **_shares("rollout", ROLLOUT, tally.slots),
         **levels,
@@ -101,10 +101,12 @@ def _shares(pool: str, states: Iterable[str], seconds: Mapping[str, float]) -> d
     return {f"{pool}/{state}": found.get(state, 0.0) for state in states}
 
 
-def _speed(tally: Tally) -> dict[str, float]:
-    """Sampled tokens of the trajectories that finished, over the time in which any decoded."""
-    seconds = tally.busy.get("rollout", 0.0)
-    return {"rollout_tokens_per_second": tally.tokens / seconds} if seconds > 0 else {}
+def _speed(row: Row) -> dict[str, float]:
+    """Sampled tokens of the trajectories that finished, over the time in which any decoded since the row before that had some.
+
+    Tokens are known when their trajectory ends. Without such an end there is no value: 0 would be said of an engine at full speed.
+    """
+    return {"rollout_tokens_per_second": row.tally.tokens / row.decoded} if row.tally.trajectories and row.decoded > 0 else {}
 
 
 def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:

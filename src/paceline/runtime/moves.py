@@ -2,14 +2,15 @@
 
     source.hand_over -> a file -> target.take_in
 
-Whatever happens on the way, every trajectory that left the source runs on the target (`Migrated.moved`), is back on the source, or is
-lost with it; and the machine hears where they are before it hears that one of them ended or that the source is lost.
+Whatever happens on the way, every trajectory that left the source runs on the target (`Migrated.moved`), is back on the source, is lost
+with it, or counts as a failed attempt because its file cannot be read any more; and the machine hears where they are before it hears that
+one of them ended or that the source is lost. A file that cannot be written or read ends no instance.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from paceline.core.commands import Migrate, TrajectoryKey
 from paceline.core.events import Event, Migrated
 from paceline.ports.rollout import TakenIn
 from paceline.runtime.rollout import RolloutFleet
-from paceline.types.errors import PacelineError, WorkerLost
+from paceline.types.errors import PacelineError, StateFileError, WorkerLost
 
 
 class Moves:
@@ -47,25 +48,31 @@ class Moves:
         try:
             taken: TakenIn = await self._ask(command.target, "take_in", location)
         except PacelineError:
-            await self._give_back(command.source, location)
+            with contextlib.suppress(PacelineError):  # then the source is lost, and with it all that ran there: an event of its own
+                await self._give_back(command.source, left, location)
             raise
         for key in set(left) - set(taken.trajectories):
             self._fleet.fail(command.source, key, f"it left {command.source} and did not come to {command.target}")
         return taken
 
-    async def _give_back(self, source: str, location: str) -> None:
-        with contextlib.suppress(PacelineError):  # then the source is lost, and with it all that ran there: an event of its own
+    async def _give_back(self, source: str, left: Sequence[TrajectoryKey], location: str) -> None:
+        try:
             back: TakenIn = await self._ask(source, "take_in", location)
-            for key in back.trajectories:
-                if not self._fleet.runs(source, key):  # it was aborted meanwhile
-                    await self._fleet.take_back(source, key)
+        except StateFileError as error:
+            for key in left:
+                self._fleet.fail(source, key, f"it left {source} and could not come back: {error}")
+            return
+        for key in back.trajectories:
+            if not self._fleet.runs(source, key):  # it was aborted meanwhile
+                await self._fleet.take_back(source, key)
 
     async def _ask(self, name: str, method: str, *arguments: Any) -> Any:
-        """Call an instance. One that refuses is not in the state that the machine knows: it is ended, which starts it again."""
+        """Call an instance. One that refuses, unless it is for the file, is not in the state that the machine knows: it is ended, which
+        starts it again."""
         seat = self._fleet.seat(name)
         try:
             return await seat.call(method, *arguments)
-        except WorkerLost:
+        except (WorkerLost, StateFileError):
             raise
         except PacelineError as error:
             seat.kill(error)

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paceline.durable import append_line
+from paceline.types.errors import StorageError
 from paceline.types.progress import Progress
 
 
@@ -31,7 +33,8 @@ class Notices:
 
     def __init__(self, path: Path, lineage: int) -> None:
         self._path = path
-        self._lineage = lineage
+        self.lineage = lineage
+        """That of the notices to come."""
         self._update = 0
 
     def beside(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -47,9 +50,9 @@ class Notices:
 
     def add(self, message: str, fatal: bool = False) -> None:
         """Keep one message."""
-        notice = Notice(self._lineage, datetime.now(UTC).isoformat(timespec="seconds"), self._update, message, fatal)
-        with contextlib.suppress(OSError), self._path.open("a") as file:
-            file.write(json.dumps(asdict(notice)) + "\n")
+        notice = Notice(self.lineage, datetime.now(UTC).isoformat(timespec="seconds"), self._update, message, fatal)
+        with contextlib.suppress(StorageError):
+            append_line(self._path, json.dumps(asdict(notice)).encode())
 
 
 def read(path: Path) -> list[Notice]:

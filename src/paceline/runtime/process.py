@@ -18,6 +18,8 @@ from paceline.ports.pool import WorkerSpec
 from paceline.runtime.frames import pack, read_frame
 from paceline.types.errors import WorkerLost
 
+_FROM_OUTSIDE: dict[int, str] = {signal.SIGKILL: " (from outside: kill -9, or the kernel out of memory)"}
+"""Signals that no program sends itself."""
 LAST_WORDS = 2000
 """Bytes of a lost worker's log that go into the reason."""
 
@@ -127,7 +129,7 @@ class ProcessWorker:
         except TimeoutError:
             self.kill()
             code = await self._process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"signal {signal.Signals(-code).name}{_FROM_OUTSIDE.get(-code, '')}" if code < 0 else f"exit code {code}"
         words = _tail(self._log)
         return f"{how}; last words:\n{words}" if words else how
 

@@ -18,6 +18,9 @@ from paceline.types.errors import PacelineError, RewardError, WorkerLost, Worker
 from paceline.types.records import Prompt, ScoredGroup, Trajectory
 from paceline.types.signal import has_signal
 
+QUOTED = 60
+"""Characters of a question that a message quotes."""
+
 
 class RewardFleet:
     """Reward workers that take groups as they become free."""
@@ -79,9 +82,17 @@ class RewardFleet:
                 raise
             except WorkerLost:
                 return await self._scored(prompt, trajectories)
+        except WorkerSilent as error:
+            raise RewardError(f"{self._unanswered(prompt, trajectories)}: {error}; its deadline follows from reward.timeout_s") from error
         except WorkerLost as error:
-            where = f"group {trajectories[0].group} (row {prompt.row} of {prompt.task or 'the task'})"
-            raise RewardError(f"rewards {self._names} gave no answer on {where}: {error}") from error
+            raise RewardError(f"{self._unanswered(prompt, trajectories)}: two workers ended over it, the second so: {error}") from error
+
+    def _unanswered(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> str:
+        """Who owes what, so that it is found again: group, samples, row and how its question begins."""
+        samples, question = [trajectory.sample for trajectory in trajectories], " ".join(prompt.text.split())
+        row = f"row {prompt.row} of {prompt.task or 'the task'}: {question[:QUOTED]!r}"
+        which = f"group {trajectories[0].group} ({row}), samples {min(samples)}-{max(samples)}"
+        return f"rewards {self._names} gave no answer on {which}"
 
     async def _scored(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
         limit = self._deadline_s + self._per_answer_s * len(trajectories)

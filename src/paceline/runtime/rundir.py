@@ -7,21 +7,28 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.core.schedule import Resume
-from paceline.durable import put_in_place, whole
+from paceline.durable import named, put_in_place, remove, whole
 from paceline.runtime.ledger import unused
-from paceline.types.errors import CheckpointError, ConfigError
+from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
+ASIDE = re.compile(r"\..+\.\d+\.tmp")
+"""What `durable.whole` and the export of a model write to before it gets its name; the number is a process id."""
 ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
 EXPLAINS = "task."
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
+FOLLOWS = "prompts of the run"
+"""The part of an identity that follows from others: it is shown only where none of those differs."""
+PUT_ASIDE = "damaged-"
+"""Checkpoints whose names begin so were found damaged; they count for nothing, and only users delete them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class RunDir:
         self.moves = root / "moves"
         self.model = root / "model"
         self.tracking = root / "tracking"
+        self.rows = root / "rows.json"
         self._lock: IO[str] | None = None
 
     def open(self, *, resume: bool) -> None:
@@ -79,13 +87,15 @@ class RunDir:
         """
         if resume and not self.ledger.exists():
             raise ConfigError(f"run.dir = {self.root}: nothing to resume: no run lies here")
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
+        with named(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
         if not resume:
             self._begin_anew()
-        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
-            directory.mkdir(exist_ok=True)
-        self._mend()
+        with named(self.root):
+            for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
+                directory.mkdir(exist_ok=True)
+        self.mend()
 
     def _locked(self) -> IO[str]:
         lock = (self.root / "lock").open("a+")
@@ -102,9 +112,11 @@ class RunDir:
     def _begin_anew(self) -> None:
         """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes."""
         found = None
+        latest = self.latest_checkpoint()
         if not unused(self.ledger):
-            found = "a run lies here already: continue it with --resume, or choose another run.dir"
-        elif self.latest_checkpoint() is not None:
+            where = "its beginning, it has no checkpoint yet" if latest is None else latest.name
+            found = f"a run lies here already: continue it with --resume (from {where}), or choose another run.dir"
+        elif latest is not None:
             found = "holds the checkpoints of a run whose ledger is gone; choose another run.dir"
         if found is not None:
             assert self._lock is not None
@@ -114,14 +126,18 @@ class RunDir:
         for leftover in self.root.glob(f"{self.ledger.name}*"):
             leftover.unlink()
 
-    def _mend(self) -> None:
-        """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them."""
+    def mend(self) -> None:
+        """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them. Nothing
+        else may write here meanwhile."""
         for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `put_in_place`
             final = self.checkpoints / replaced.name.removeprefix(".replaced-")
             if not final.exists():
                 replaced.rename(final)
         for leftover in self.checkpoints.glob(".*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
+        for place in (self.root, self.trajectories, self.tracking):
+            for leftover in filter(lambda path: ASIDE.fullmatch(path.name), place.glob(".*.tmp")):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for passing in (self.weights, self.moves):
             shutil.rmtree(passing)
             passing.mkdir()
@@ -143,17 +159,36 @@ class RunDir:
         """A new directory to write a checkpoint into; it counts for nothing before `seal_checkpoint`."""
         aside = self.checkpoints / f".step-{update}"
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
+        with named(aside):
+            aside.mkdir()
         return aside
 
     def seal_checkpoint(self, aside: Path, info: ResumeInfo, keep_last: int) -> Path:
         """Make the checkpoint complete: durable content first, then its name. Older ones beyond `keep_last` go afterwards."""
-        write_durably(aside / "resume.json", json.dumps(asdict(info), indent=1).encode())
+        fields = asdict(info)
+        write_durably(aside / "resume.json", json.dumps({"digest": _digest(fields), **fields}, indent=1).encode())
         final = self.checkpoints / aside.name.removeprefix(".")
         put_in_place(aside, final)
         for old in self._complete()[:-keep_last]:
-            shutil.rmtree(old)
+            remove(old)
         return final
+
+    def put_aside(self, damaged: Path, why: CheckpointDamaged) -> str:
+        """Take a damaged checkpoint out of the count, and say so. Raises CheckpointError where it is the last one: the run must not begin
+        again at its start as if there had never been a checkpoint.
+        """
+        others = [path for path in self._complete() if path != damaged]
+        if not others:
+            more = sorted(path.name for path in self.checkpoints.glob(f"{PUT_ASIDE}*"))
+            gone = f" ({', '.join(more)} {'was' if len(more) == 1 else 'were'} damaged before)" if more else ""
+            raise CheckpointError(
+                f"{why}; no other checkpoint is whole{gone}. Put a copy of it back, or begin again with another run.dir"
+            ) from why
+        aside = damaged.with_name(f"{PUT_ASIDE}{damaged.name}")
+        with named(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+            damaged.rename(aside)
+        return f"{why}; that checkpoint is kept as {aside.name}, and the run goes on from {others[-1].name}"
 
     def seal_model(self, aside: Path, origin: Origin) -> None:
         """Put an exported model, a directory beside `model`, in the place of an older one."""
@@ -180,13 +215,21 @@ def controller(root: Path) -> int | None:
 
 
 def read_resume(checkpoint: Path) -> ResumeInfo:
-    """The `resume.json` of a checkpoint. Raises CheckpointError when it is missing or damaged."""
+    """The `resume.json` of a checkpoint. Raises CheckpointDamaged when it is missing or cannot be what was written."""
     path = checkpoint / "resume.json"
     try:
         fields: dict[str, Any] = json.loads(path.read_text())
-        return ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        written = fields.pop("digest")
+        info = ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
+    if written != _digest(fields):
+        raise CheckpointDamaged(f"{path}: damaged: it does not hold what was written")
+    return info
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_origin(model: Path) -> Origin:
@@ -198,14 +241,27 @@ def read_origin(model: Path) -> Origin:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
-def check_identity(saved: Mapping[str, str], present: Mapping[str, str], where: Path) -> None:
-    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs."""
+def check_identity(
+    saved: Mapping[str, str], present: Mapping[str, str], where: Path, explain: Mapping[str, Callable[[], str]] | None = None
+) -> None:
+    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs.
+
+    explain: name of a part -> how it differs, in words, where its values say nothing.
+    """
     changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
-    if not all(name.startswith(EXPLAINS) for name in changed):
-        listed = "; ".join(f"{name}: {saved.get(name)} -> {present.get(name)}" for name in changed)
-        raise CheckpointError(
-            f"{where}: the checkpoint belongs to another run; changed since: {listed}; take it back, or choose another run.dir"
-        )
+    if all(map(_explains, changed)):
+        return
+    causes = [name for name in changed if name != FOLLOWS]
+    shown = changed if all(map(_explains, causes)) else causes
+    words = {name: how() for name, how in (explain or {}).items() if name in shown}
+    lines = [f"  {name}: {words.get(name) or f'{saved.get(name)} -> {present.get(name)}'}" for name in shown]
+    raise CheckpointError(
+        "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
+    )
+
+
+def _explains(name: str) -> bool:
+    return name.startswith(EXPLAINS)
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -20,11 +20,12 @@ from paceline.core.machine import Machine
 from paceline.core.presets import check_fleet
 from paceline.core.rules import Rules
 from paceline.core.schedule import Resume, Schedule
+from paceline.durable import append_line
 from paceline.ports.data import Task, Tracker
 from paceline.ports.pool import Pool, WorkerSpec
 from paceline.ports.weights import WeightStore
 from paceline.runtime.board import Board
-from paceline.runtime.calls import Seat, together
+from paceline.runtime.calls import Seat, TrainerSeat, together
 from paceline.runtime.checkpoint import Checkpoints
 from paceline.runtime.driver import Driver, Performer
 from paceline.runtime.evaluation import EvalPlan, Evaluation
@@ -38,7 +39,7 @@ from paceline.runtime.segments import Segments
 from paceline.runtime.source import Source
 from paceline.runtime.training import Training
 from paceline.runtime.weights import Weights, probe_tokens
-from paceline.types.errors import CheckpointError, DataError, EngineError, RewardError, WorkerLost
+from paceline.types.errors import DataError, EngineError, RewardError, TrainerLost
 from paceline.types.records import Sampling
 
 GRACE_S = 5.0
@@ -112,7 +113,7 @@ class Session:
         def _seat(spec: WorkerSpec) -> Seat:
             return Seat(pool, spec, settings.answer_timeout_s)
 
-        self._trainer = _seat(workers.trainer)
+        self._trainer = TrainerSeat(pool, workers.trainer, settings.answer_timeout_s)
         self._source = Source(task, lineage.resume, board, post, settings.prompts)
         self._rollout = RolloutFleet([_seat(spec) for spec in workers.rollout], board, settings.sampling, settings.seed, post)
         rewards = [_seat(spec) for spec in workers.reward]
@@ -135,6 +136,8 @@ class Session:
         self._stopping = 0
         self._starting: asyncio.Task[None] | None = None
         self._exporting: asyncio.Task[None] | None = None
+        self.begun = False
+        """Whether all workers were up."""
         self.exported = False
         """Whether the trained model lies in the run directory."""
 
@@ -142,14 +145,14 @@ class Session:
         """Start the workers, drive until the machine stops, export the model if all is well. No worker is left afterwards.
 
         Raises what ended the run: an error of paceline that names its place, a fault, or asyncio.CancelledError when a signal came
-        before anything was decided.
+        before anything was decided. CheckpointDamaged and TrainerLost end this lineage; the run may go on in another one.
         """
         grace = 0.0
         try:
             with self._signals():
                 self._starting = asyncio.create_task(self._start())
                 await self._starting
-                self._starting = None
+                self._starting, self.begun = None, True
                 stop = await self.driver.run(self._performers(), self._seal)
                 if stop.ok and self._stopping < 2:
                     await self._export_unless_stopped()
@@ -176,19 +179,16 @@ class Session:
             for first in range(0, len(prompts), CHECKED_AT_ONCE):
                 await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         except RewardError as error:  # before anything is generated it is the data or the configuration that is wrong
-            raise DataError(str(error)) from error
+            raise DataError(f"{error}\nmend these rows; task.bad_rows = 'skip' leaves those out whose gold has no reading") from error
+        self._trainer.present()
         for info in infos:
             self._rollout.announce(info)
         self.driver.background(self._rollout.reports())
 
     async def _start_trainer(self) -> None:
-        await self._trainer.fill(lambda report: None, lambda reason: self.driver.fail(WorkerLost(reason)))
-        checkpoint = self._lineage.checkpoint
-        if checkpoint is not None:
-            try:
-                await self._trainer.call("restore", str(checkpoint))
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; without {checkpoint}, --resume takes the checkpoint before it") from error
+        await self._trainer.fill(lambda report: None, lambda reason: self.driver.fail(TrainerLost(reason)))
+        if self._lineage.checkpoint is not None:
+            await self._trainer.call("restore", str(self._lineage.checkpoint))
 
     def _performers(self) -> Mapping[type, Performer]:
         return {
@@ -229,8 +229,7 @@ class Session:
         answers = await self._evaluation.run(self._weights.serving(command.version), command.version)
         result = summarize(answers, model=f"version {command.version}")
         record = {"lineage": self._lineage.id, "update": command.update, "version": command.version, **asdict(result)}
-        with self._rundir.evaluations.open("a") as file:
-            file.write(json.dumps({**record, "answers": [asdict(answer) for answer in answers]}) + "\n")
+        append_line(self._rundir.evaluations, json.dumps({**record, "answers": [asdict(answer) for answer in answers]}).encode())
         self.recorder.evaluated(command.update, result.metrics())
         self.driver.post(Evaluated(command.id))
 

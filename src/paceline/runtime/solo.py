@@ -31,7 +31,8 @@ async def evaluate_alone(
     *,
     report_s: float = REPORT_S,
 ) -> list[Answers]:
-    """Answers to every problem, in order. A worker that is lost ends the evaluation: EngineError, WorkerLost or RewardError names it.
+    """Answers to every problem, in order. What a lost engine owed is asked of the others. The last engine or a judge that is lost ends the
+    evaluation: EngineError, WorkerLost or RewardError names it.
 
     An engine is asked for its load every `report_s` seconds; one that does not answer in `settings.answer_timeout_s` is lost.
     """

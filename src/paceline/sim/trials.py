@@ -74,10 +74,16 @@ def wrong_end(schedule: Schedule, world: World, trace: Trace, resume: Resume) ->
 
 
 def broken_promises(schedule: Schedule, trace: Trace, resume: Resume) -> Iterator[str]:
-    """What a schedule promises beside the rules: the frontier, and that no publish leaves a group behind by more than the bound."""
+    """What a schedule promises beside the rules: the frontier, that no publish leaves a group behind by more than the bound, and that no
+    group is generated more than once, with `retry` twice."""
     book = Book(schedule, resume)
+    generated: Counter[int] = Counter()
     for now, record in trace.records:
         book.take(record, now)
+        if type(record) is c.Materialize:
+            generated[record.group] += 1
+            if generated[record.group] > 1 + (schedule.overstale == "retry"):
+                yield f"group {record.group} was generated {generated[record.group]} times"
         if type(record) is c.Admit and isinstance(schedule.frontier, int):
             flying = len(book.since[c.Admit]) - len(book.aborting)
             if flying > schedule.frontier * schedule.group_size:

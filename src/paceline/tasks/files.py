@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -103,7 +104,7 @@ def _parquet(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, An
         _require_columns(config, path, names)
         number = 0
         for batch in file.iter_batches(batch_size=256):
-            for record in batch.to_pylist():
+            for record in _records_of(batch):
                 yield f"{path.name} row {number}", record
                 number += 1
     except (pa.ArrowException, OSError) as error:
@@ -118,11 +119,22 @@ def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]
             with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
                 _require_columns(config, path, stream.schema.names)
                 for batch in stream:
-                    for record in (record for first in range(0, len(batch), 256) for record in batch.slice(first, 256).to_pylist()):
+                    for record in (record for first in range(0, len(batch), 256) for record in _records_of(batch.slice(first, 256))):
                         yield f"{path.name} row {number}", record
                         number += 1
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}: not a readable Arrow file: {error}") from error
+
+
+def _records_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals."""
+    records: list[dict[str, Any]] = batch.to_pylist()
+    narrow = [(field.name, field.type.to_pandas_dtype()) for field in batch.schema if pa.types.is_floating(field.type)]
+    for name, kind in narrow:
+        if kind is not np.float64:
+            for record in records:
+                record[name] = None if record[name] is None else float(str(kind(record[name])))
+    return records
 
 
 def _data_files(path: Path) -> list[Path]:

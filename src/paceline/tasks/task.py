@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -45,7 +45,8 @@ class RowTask:
         """Reasons of the first skipped and filtered rows, at most 10."""
         if not self._prompts:
             held = "; eval.hold_out leaves the evaluation's problems out of training" if self.counts.get("excluded") else ""
-            raise DataError(f"no rows left: {', '.join(f'{name} {count}' for name, count in self.counts.items())}{held}")
+            why = f"; the first that was left out: {skipped[0]}" if skipped else ""
+            raise DataError(f"no rows left: {', '.join(f'{name} {count}' for name, count in self.counts.items())}{held}{why}")
         self._order = lru_cache(maxsize=4)(self._permutation)
 
     def __len__(self) -> int:
@@ -74,8 +75,13 @@ class RowTask:
         return digest.hexdigest()
 
     def contents(self) -> str:
-        """BLAKE2b over what the rows hold (number, question, gold, columns, messages), before any template."""
-        return _digest((p.row, p.text, p.gold, p.columns, p.messages) for p in self._prompts)
+        """BLAKE2b over the row numbers and `digests`."""
+        return _digest(self.digests)
+
+    @cached_property
+    def digests(self) -> dict[int, str]:
+        """Row number -> BLAKE2b over what the row holds (question, gold, columns, messages), before any template."""
+        return {p.row: _digest((p.text, p.gold, p.columns, p.messages)) for p in self._prompts}
 
     def excluding(self, questions: set[str]) -> RowTask:
         """The same task without the rows whose question text is in `questions` (of a held-out split), which `counts["excluded"]` counts.
@@ -86,6 +92,16 @@ class RowTask:
         gone = len(self._prompts) - len(kept)
         counts = {**self.counts, "excluded": self.counts.get("excluded", 0) + gone, "kept": len(kept)}
         return RowTask(kept, seed=self._seed, shuffle=self._shuffle, counts=counts, skipped=self.skipped)
+
+    def without(self, bad: Mapping[int, str]) -> RowTask:
+        """The same task without these rows (row number -> what is wrong with it), which `counts["bad"]` counts.
+
+        Raises DataError when nothing is left.
+        """
+        kept = [prompt for prompt in self._prompts if prompt.row not in bad]
+        counts = {**self.counts, "bad": self.counts.get("bad", 0) + len(self._prompts) - len(kept), "kept": len(kept)}
+        notes = (*self.skipped, *(f"row {row}, {why}" for row, why in bad.items()))[:_SHOWN]
+        return RowTask(kept, seed=self._seed, shuffle=self._shuffle, counts=counts, skipped=notes)
 
     def _permutation(self, epoch: int) -> tuple[int, ...]:
         if not self._shuffle:
@@ -180,11 +196,8 @@ def _identity(row: Row) -> str:
     return next((f" ({key} {row.columns[key]!r})" for key in ("id", "uid", "question_id") if key in row.columns), "")
 
 
-def _digest(values: Iterable[Any]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        digest.update(_canonical(value).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(_canonical(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _sort_key(seed: int, epoch: int, row: int) -> bytes:

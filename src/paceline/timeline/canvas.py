@@ -99,8 +99,11 @@ class Canvas:
 def steps(points: Iterable[tuple[float, float]], base: float, end: float) -> str:
     """A path around the area under a step function: (x, y) from which on y holds, down to `base`, until x = `end`."""
     commands: list[str] = []
+    before = None
     for x, y in points:
-        commands.append(f"H{_n(x)}V{_n(y)}" if commands else f"M{_n(x)} {_n(base)}V{_n(y)}")
+        if y != before:
+            commands.append(f"H{_n(x)}V{_n(y)}" if commands else f"M{_n(x)} {_n(base)}V{_n(y)}")
+        before = y
     return "".join([*commands, f"H{_n(end)}V{_n(base)}Z"]) if commands else ""
 
 

@@ -157,8 +157,11 @@ class PerfettoWriter:
         self._event("i", name, TRAINER_POOL, ts=_us(mark.time), s="g", args={"what": mark.text})
 
     def _level(self, level: Level) -> None:
-        values = {"in flight": level.in_flight, "trainable": level.trainable}
+        values = {"in flight": level.in_flight, "trainable": level.trainable, "decoding": level.decoding}
+        limits = {name: value for name, value in (("frontier", level.frontier), ("window", level.window)) if value is not None}
         self._event("C", "groups", GROUPS, ts=_us(level.time), args=values)
+        if limits:
+            self._event("C", "limits", GROUPS, ts=_us(level.time), args=limits)
 
     def _staleness(self, item: Staleness) -> None:
         self._event("C", "staleness", TRAINER_POOL, ts=_us(item.time), args={"versions": item.versions})

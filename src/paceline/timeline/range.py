@@ -11,7 +11,7 @@ from paceline.timeline.story import Item, Level, Mark, Staleness
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Seconds of the lineage's clock that are drawn."""
+    """Seconds since the first record that are drawn."""
 
     start: float = -inf
     end: float = inf

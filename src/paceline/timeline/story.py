@@ -1,6 +1,7 @@
 """What there is to draw: a pure fold from records to items, each given out when it ends, so that a long ledger streams.
 
-What is open is bounded by what is in flight. Times are in seconds of the lineage's clock.
+What is open is bounded by what is in flight. Times are seconds since the first record: what workers
+took to start before it is no part of the story.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account import Account, Row
 from paceline.core.account.causes import trainer
-from paceline.core.account.scene import READY
+from paceline.core.account.members import READY
 from paceline.core.commands import Command
 from paceline.core.events import Event
 from paceline.core.schedule import Resume, Schedule
@@ -139,11 +140,19 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """From here on so many groups are requested and unconsumed, and trainable of those."""
+    """How many groups there are from here on, and what limits their number."""
 
     time: float
     in_flight: int
+    """Requested and unconsumed."""
     trainable: int
+    """Of those."""
+    decoding: int
+    """Trajectories that decode, in groups' worth, rounded up."""
+    frontier: int | None
+    """Most of these; None = unlimited."""
+    window: int | None
+    """Most groups in flight, by bound and cap; None in schedules of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,8 @@ class Story:
         self.rows: list[Row] = []
         """Stretches that have ended: updates and publish periods."""
         self._now = 0.0
-        self._began = False
+        self._origin: float | None = None
+        """When the first record was made, on the lineage's clock."""
         self._items: list[Item] = []
         self._groups: dict[int, GroupSpan] = {}
         self._at_home: dict[str, set[int]] = defaultdict(set)
@@ -192,13 +202,16 @@ class Story:
         self._trainer: tuple[str, float, Any, bool] | None = None
         self._stepping = 0
         """Dispatch whose groups went through forward and backward."""
-        self._level = Level(0.0, 0, 0)
+        self._level = self._counts()
+        """The last Level, without its time."""
 
     def feed(self, record: Event | Command, now: float) -> list[Item]:
-        """Take a record in, made at `now`; the items that end with it."""
-        if self._began and now > self._now:
+        """Take a record in, made at `now` on the lineage's clock; the items that end with it."""
+        self._origin = now if self._origin is None else self._origin
+        now -= self._origin
+        if now > self._now:
             self._look()
-        self._now, self._began = now, True
+        self._now = now
         if (tell := _TELLS.get(type(record))) is not None:
             tell(self, record)
         if (row := self.account.feed(record, now)) is not None:
@@ -225,11 +238,10 @@ class Story:
     # What holds until the next moment: looked at when time passes
 
     def _look(self) -> None:
-        scene = self.account.scene
-        level = Level(self._now, scene.unconsumed, scene.states[READY])
-        if (level.in_flight, level.trainable) != (self._level.in_flight, self._level.trainable):
+        scene, level = self.account.scene, self._counts()
+        if level != self._level:
             self._level = level
-            self._items.append(level)
+            self._items.append(Level(self._now, *level))
         state = trainer(scene)
         work = next((command for kind in _WORK for command in scene.open[kind].values()), None)
         present = (state, work, work is not None and work.id == self._stepping)
@@ -237,6 +249,12 @@ class Story:
             if self._trainer is not None:
                 self._end_trainer(self._trainer)
             self._trainer = (present[0], self._now, present[1], present[2])
+
+    def _counts(self) -> tuple[int, int, int, int | None, int | None]:
+        """A Level as things stand, without its time."""
+        scene = self.account.scene
+        decoding = -(-len(scene.admits) // scene.schedule.group_size)
+        return scene.unconsumed, scene.states[READY], decoding, scene.frontier, scene.limit
 
     def _end_trainer(self, span: tuple[str, float, Any, bool]) -> None:
         state, since, command, stepping = span

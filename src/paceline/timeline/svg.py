@@ -188,13 +188,43 @@ class Picture:
             return
         base = self.y + height
         shown = _from(self.items.levels, self.start, self.end)
-        for kind, values in (("soft area", [v.in_flight for v in shown]), ("soft", [v.trainable for v in shown])):
-            points = [(self.x(level.time), base - height * value / most) for level, value in zip(shown, values, strict=True)]
-            self.canvas.path(kind, steps(points, base, self.x(self.end)))
+        top = max(most, *(level.window or level.frontier or 0 for level in shown))
+        unit = height / top
+        self.canvas.path("soft area", steps(((self.x(v.time), base - unit * v.in_flight) for v in shown), base, self.x(self.end)))
+        self.canvas.path("soft", steps(((self.x(v.time), base - unit * v.trainable) for v in shown), base, self.x(self.end)))
+        for kind, numbers in self._limits(shown):
+            self.canvas.path(kind, self._line(shown, [n if n is None else base - unit * n for n in numbers]))
         self._label("in flight", 14)
         self.canvas.text("soft right small", LEFT - 8, self.y + 24, f"at most {most}")
         self.canvas.text("soft right", LEFT - 8, base - 3, "trainable")
         self.y = base + 10
+
+    def _limits(self, shown: Sequence[Level]) -> list[tuple[str, list[int | None]]]:
+        """Lines over the levels: what decodes beside the frontier that limits it, or the window that limits what is in flight."""
+        lines: list[tuple[str, list[int | None]]] = []
+        if self._has("frontier"):
+            lines += [("l1 line", [level.decoding for level in shown]), ("mark", [level.frontier for level in shown])]
+        if self._has("window"):
+            lines.append(("mark", [level.window for level in shown]))
+        return lines
+
+    def _has(self, limit: str) -> bool:
+        return any(getattr(level, limit) is not None for level in self.items.levels)
+
+    def _line(self, shown: Sequence[Level], heights: Sequence[float | None]) -> str:
+        """A line of steps with gaps where there is no height; neighbours of one height, or of one pixel, are one step."""
+        commands: list[str] = []
+        before: float | None = None
+        for level, after, y in zip(shown, [*(level.time for level in shown[1:]), self.end], heights, strict=True):
+            x, end = self.x(level.time), self.x(after)
+            if y is not None and y == before:
+                commands[-1] = f"H{end:.1f}"
+            elif y is not None and (before is None or end - x >= 0.5):
+                commands += [f"M{x:.1f} {y:.1f}" if before is None else f"H{x:.1f}V{y:.1f}", f"H{end:.1f}"]
+            else:
+                y = before if y is not None else None
+            before = y
+        return "".join(commands)
 
     # What the trainer did
 
@@ -252,7 +282,13 @@ class Picture:
             x = self._key(x, "gone", "filtered, failed or retried")
         if self.items.moves:
             self.canvas.path("move", f"M{x + 4:.1f} {self.y - 8:.1f}L{x + 11:.1f} {self.y + 1:.1f}")
-            self._key(x, "", "trajectories move")
+            x = self._key(x, "", "trajectories move")
+        for limit, kind, words in (
+            ("frontier", "l1 line", "decoding, in groups"), ("frontier", "mark", "frontier"), ("window", "mark", "window: most in flight"),
+        ):  # fmt: skip
+            if self._has(limit):
+                self.canvas.line(kind, x, self.y - 4, x + 14, self.y - 4)
+                x = self._key(x, "", words)
         self.y += 17
         self._states()
         self.y += 10

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from paceline.durable import append_line
 from paceline.types.errors import DataError
 
 _RESERVED = ("axis", "step", "lineage")
 
 
 class JsonlTracker:
-    """Appends `{"axis": "update", "step": 7, "lineage": 1, "reward": 0.5, ...}` and flushes every line.
+    """Appends `{"axis": "update", "step": 7, "lineage": 1, "reward": 0.5, ...}`, every line at once.
 
     Each axis counts for itself and ascends. Opening an existing file starts the next lineage: a resumed run may log a step again, and the
     lineage marks which line holds (`read` gives those). A line that a crash cut short is ended, and skipped by `read`. Numbers that JSON
@@ -35,25 +36,21 @@ class JsonlTracker:
         self.last: dict[str, int] = {line["axis"]: line["step"] for line in _surviving(before)}
         """Last step of each axis that the file holds, earlier lineages included."""
         self._own: dict[str, int] = {}
-        self._file = self._path.open("a+b")
-        _end_cut_line(self._file)
 
     def log(self, axis: str, step: int, values: Mapping[str, Any]) -> None:
         """Write one line. Raises DataError for a step that does not ascend within this lineage, and for a value that has no place in
-        JSON."""
+        JSON; StorageError when the line does not fit on the disk, which leaves the file as it was."""
         if step <= self._own.get(axis, step - 1):
             raise DataError(f"axis {axis!r}: step {step} after step {self._own[axis]}; steps ascend, one line per step")
         taken = [name for name in _RESERVED if name in values]
         if taken:
             raise DataError(f"metric {taken[0]!r} is a name of the line itself")
         row = {"axis": axis, "step": int(step), "lineage": self.lineage, **{name: plain(name, value) for name, value in values.items()}}
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        append_line(self._path, json.dumps(row, allow_nan=False).encode())
         self._own[axis] = self.last[axis] = int(step)
 
     def close(self) -> None:
-        """Close the file; idempotent."""
-        self._file.close()
+        """Nothing is held open."""
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
@@ -98,10 +95,3 @@ def _surviving(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             kept.append(row)
             begun[row["axis"]] = (row["lineage"], min(first, row["step"]))
     return kept[::-1]
-
-
-def _end_cut_line(file: Any) -> None:
-    if file.seek(0, 2):
-        file.seek(-1, 2)
-        if file.read(1) != b"\n":
-            file.write(b"\n")

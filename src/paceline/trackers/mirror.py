@@ -52,11 +52,12 @@ class Mirror:
         conventions: Sequence[str] = ("paceline",),
         retry_s: tuple[float, float] = RETRY_S,
         close_s: float = CLOSE_S,
+        afresh: bool = False,
     ) -> None:
         """open_tracker: opens the service's run of that id, new or to be continued; called in the mirror's thread, again while it fails.
 
         source: the metrics file, written by another tracker before `log` is called here. say: tells the user, called in the caller's
-        thread. conventions: see `trackers.names`.
+        thread. conventions: see `trackers.names`. afresh: what is opened is empty each time, so every row is sent again.
         """
         self.name = name
         self._source = source
@@ -66,7 +67,8 @@ class Mirror:
         self._conventions = conventions
         self._retry_s = retry_s
         self._close_s = close_s
-        self._position = _read(self._keep)
+        position = _read(self._keep)
+        self._position = Position(position.run) if afresh else position
         self._tracker: Tracker | None = None
         self._failed = False
         self._messages: deque[str] = deque()

@@ -35,13 +35,13 @@ class WandbTracker:
 
 
 def open_tracker(link: Link) -> WandbTracker:
-    """The run with the link's id, new or continued."""
+    """The run with the link's id, new or continued. Offline nothing is continued: a file of its own, which expects all rows."""
     return WandbTracker(
         wandb.init(
             project=link.project,
             name=link.name,
             id=link.run,
-            resume="allow",
+            resume=None if link.offline else "allow",
             mode="offline" if link.offline else "online",
             dir=str(link.directory),
             config=dict(link.config),

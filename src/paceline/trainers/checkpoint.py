@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from paceline.durable import whole
 from paceline.models.store import fingerprint, write_tensors
-from paceline.types.errors import CheckpointError
+from paceline.types.errors import CheckpointDamaged
 
 MASTER, MOMENTS, COUNTERS = "master.safetensors", "optimizer.safetensors", "trainer.json"
 
@@ -40,14 +40,14 @@ def save(directory: Path, master: Mapping[str, torch.Tensor], moments: Mapping[s
 
 
 def read(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Counters]:
-    """Master weights, moments and counters; CheckpointError names the file that is missing or damaged."""
+    """Master weights, moments and counters; CheckpointDamaged names the file that is missing or damaged."""
     path = directory / COUNTERS
     try:
         state = json.loads(path.read_text())
         counters = Counters(**state["counters"])
         master, moments = (str(state["fingerprints"][name]) for name in (MASTER, MOMENTS))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: missing or damaged ({error})") from error
+        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
     return _tensors(directory / MASTER, master), _tensors(directory / MOMENTS, moments), counters
 
 
@@ -56,7 +56,7 @@ def _tensors(path: Path, written: str) -> dict[str, torch.Tensor]:
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: missing or damaged ({error})") from error
+        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
     if fingerprint(tensors.items()) != written:
-        raise CheckpointError(f"{path}: damaged: its tensors are not those that were written")
+        raise CheckpointDamaged(f"{path}: damaged: its tensors are not those that were written")
     return tensors

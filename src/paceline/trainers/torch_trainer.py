@@ -26,10 +26,10 @@ from paceline.models.store import export, fingerprint, write_tensors
 from paceline.trainers import checkpoint
 from paceline.trainers.attend import block_attend
 from paceline.trainers.checkpoint import Counters
+from paceline.trainers.measures import Measures
 from paceline.trainers.optimizer import Optimizer, learning_rate
 from paceline.trainers.packing import Block, PackedBatch, by_group, pack, plan
 from paceline.trainers.sequences import TrainingSequence, training_sequences
-from paceline.trainers.tally import Tally
 from paceline.types.errors import CheckpointError, ConfigError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import ScoredGroup
@@ -42,7 +42,7 @@ class _Pending:
 
     groups: list[ScoredGroup] = field(default_factory=list)
     sequences: list[TrainingSequence] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    tally: Measures = field(default_factory=Measures)
     loss: float = 0.0
     """Raw sum, like the gradients."""
 
@@ -93,7 +93,7 @@ class TorchTrainer:
     def accumulate(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """Forward and backward of whole groups; returns metrics of this dispatch. Nothing is accumulated if it raises a check."""
         self._admit(groups)
-        tally = Tally()
+        tally = Measures()
         sequences = training_sequences(groups, self._algorithm, filtered=self._filtered, max_tokens=self._rollout.max_tokens)
         scored = [sequence for sequence in sequences if sequence.in_loss]
         for together in by_group(scored) if self._deterministic else [scored]:
@@ -148,8 +148,11 @@ class TorchTrainer:
         return report
 
     def publish(self, version: int, location: str) -> WeightsRef:
-        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference."""
-        checksum = write_tensors(self._weights.items(), Path(location), self._serving)
+        """Write the weights in serving dtype as a safetensors file, complete or absent; return their reference.
+
+        It is not synced: engines that live read it, and a resumed run publishes anew.
+        """
+        checksum = write_tensors(self._weights.items(), Path(location), self._serving, synced=False)
         self._published = WeightsRef(version=version, fingerprint=checksum)
         self._counters = replace(self._counters, version=version)
         return self._published
@@ -223,7 +226,7 @@ class TorchTrainer:
         """Whether the sequence can have a gradient at all; if not it is scored for the metrics, without a backward pass."""
         return sequence.advantage != 0 or (self._algorithm.kl_weight > 0 and sequence.penalised)
 
-    def _micro_batch(self, sequences: Sequence[TrainingSequence], moves: bool, tally: Tally) -> None:
+    def _micro_batch(self, sequences: Sequence[TrainingSequence], moves: bool, tally: Measures) -> None:
         started = perf_counter()
         with torch.set_grad_enabled(moves):
             (loss, metrics), scores, batch = self._loss(sequences)
@@ -336,7 +339,7 @@ class TorchTrainer:
         }
 
 
-def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, tally: Tally) -> None:
+def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, tally: Measures) -> None:
     """Record |engine - trainer| per token over the full vocabulary, apart for trajectories of exactly the present weights.
 
     A token of the present weights after one of earlier weights is none of those: under `keep` it was sampled over earlier keys and values.

@@ -25,8 +25,20 @@ class CheckpointError(PacelineError, ValueError):
     """A checkpoint is incomplete, damaged, or belongs to another configuration."""
 
 
+class CheckpointDamaged(CheckpointError):
+    """A file of a checkpoint is missing, or not as it was written; the message names it. An older checkpoint may be whole."""
+
+
+class StorageError(PacelineError):
+    """A file could not be written: no space, no permission, a failing disk; the message names it. What was there before is whole."""
+
+
 class EngineError(PacelineError):
     """A rollout engine refused or lost work; the message names the trajectory and the instance."""
+
+
+class StateFileError(EngineError):
+    """A file for trajectories on their way between engines cannot be written or read; the message names it. The engine is well."""
 
 
 class TrainerError(PacelineError):
@@ -39,6 +51,10 @@ class WorkerLost(PacelineError):
 
 class WorkerSilent(WorkerLost):
     """A worker did not answer by its deadline and was killed for it: the same call would take as long again."""
+
+
+class TrainerLost(WorkerLost):
+    """The trainer was lost, and with it every update since the last checkpoint: this life of the run is over."""
 
 
 class RuleViolated(PacelineError):

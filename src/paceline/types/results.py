@@ -20,7 +20,9 @@ class Outcome:
     interrupted: bool = False
     """Someone asked it to leave before the end."""
     model: str = ""
-    """Hugging Face directory with the trained weights; empty if none was written."""
+    """Directory with what the trainer wrote at the end: a Hugging Face model, unless it was emulated; empty if nothing was written."""
+    emulated: bool = False
+    """The trainer only took its time: `model` holds counters, no weights."""
     resumable: bool = False
     """Whether `--resume` can continue it."""
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Unfinished = Literal["none", "keep", "recompute"]
+"""What becomes of work in flight when its weights make way: there is none; it keeps its KV cache; its KV cache is rebuilt."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsRef:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account.causes import present
-from paceline.core.account.scene import READY, Scene
+from paceline.core.account.members import READY
+from paceline.core.account.scene import Scene
 from paceline.core.account.tally import Tally, Window, increase
 from paceline.core.commands import Command
 from paceline.core.events import Event
@@ -30,6 +31,8 @@ class Row:
     """`update`: the present window so far. `publish`: the one that has ended."""
     trained: float
     """When the window's last update so far finished; windows are measured up to here."""
+    decoded: float
+    """Seconds in which trajectories decoded, since the row before on this axis in which one finished."""
 
 
 class Account:
@@ -41,6 +44,8 @@ class Account:
         self._began = False
         self.window = Window()
         self._rows = {"update": Tally(), "publish": Tally()}
+        self._fruitless = {"update": 0.0, "publish": 0.0}
+        """Seconds in which trajectories decoded, since the last row in which one finished."""
         self._whole = Tally()
         """All publish periods that have ended."""
         self._trained = 0.0
@@ -143,7 +148,9 @@ class Account:
 
     def _row(self, axis: Literal["update", "publish"], step: int) -> Row:
         tally, self._rows[axis] = self._rows[axis], Tally()
-        return Row(axis, step, self.now, tally, replace(self.window), self._trained)
+        decoded = self._fruitless[axis] + tally.busy.get("rollout", 0.0)
+        self._fruitless[axis] = 0.0 if tally.trajectories else decoded
+        return Row(axis, step, self.now, tally, replace(self.window), self._trained, decoded)
 
 
 def account(schedule: Schedule, resume: Resume, records: Iterable[tuple[float, Event | Command]]) -> tuple[Account, list[Row]]:

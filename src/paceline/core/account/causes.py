@@ -7,7 +7,8 @@ empty, and the word says why nothing else runs there.
 from __future__ import annotations
 
 from paceline.core import commands as c
-from paceline.core.account.scene import JUDGED, OPEN, READY, Scene
+from paceline.core.account.members import JUDGED, OPEN, READY
+from paceline.core.account.scene import Scene
 from paceline.core.account.tally import Moment
 from paceline.core.schedule import Schedule
 
@@ -31,7 +32,7 @@ ROLLOUT: dict[str, str] = {
     "load": "waits for weights, or they are being exchanged",
     "publish": "kept empty for a version that is being made",
     "evaluation": "kept for an evaluation",
-    "window": "nothing may start: the round is all admitted, or bound or cap are reached",
+    "window": "nothing may start: the round is all admitted, bound or cap are reached, or a group to be generated anew waits for its turn",
     "frontier": "samples wait, and the frontier keeps them back",
     "buffer": "prompts wait, and the buffer of trainable groups is full",
     "placement": "samples wait, and this slot serves another version or is one too few for a whole group",
@@ -119,4 +120,6 @@ def _held_back(scene: Scene) -> str:
         return "placement" if s.frontier is None else "frontier"
     if s.buffer_groups and scene.states[READY] >= s.buffer_groups:
         return "buffer"
-    return "evaluation" if scene.open[c.Evaluate] else "placement"
+    if scene.open[c.Evaluate]:
+        return "evaluation"
+    return "window" if scene.anew else "placement"

@@ -10,47 +10,11 @@ from typing import Any
 
 from paceline.core import commands as c
 from paceline.core import events as e
+from paceline.core.account.members import FRESH, JUDGED, OPEN, READY, TAKEN, Group, Seat
+from paceline.core.bound import Pace
+from paceline.core.frontier import noted
 from paceline.core.presets import traits
-from paceline.core.schedule import Resume, Schedule
-
-FRESH, OPEN, JUDGED, READY, TAKEN = "fresh", "open", "judged", "ready", "taken"
-"""A group was requested; has started; is serving-complete; is trainable; is with the trainer."""
-
-
-class Group:
-    """A group that is not terminal."""
-
-    __slots__ = ("failures", "left", "low", "state")
-
-    def __init__(self, size: int) -> None:
-        self.state = FRESH
-        self.left = size
-        """Samples that wait to be admitted."""
-        self.low = -1
-        """Smallest version of any token of what has finished; -1 before."""
-        self.failures: dict[int, int] = {}
-        """Failed attempts by sample."""
-
-
-class Seat:
-    """An instance that is up."""
-
-    __slots__ = ("barred", "loads", "running", "slots", "versions")
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.running: set[int] = set()
-        """Open Admits whose trajectories it runs."""
-        self.versions: set[int] = set()
-        self.loads: dict[int, int | None] = {}
-        """Open LoadWeights -> the version that makes way."""
-        self.barred = 0
-        """Free slots that cannot be used because weights are missing or change."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing can start here until weights arrive."""
-        return not self.versions or any(old is not None for old in self.loads.values())
+from paceline.core.schedule import AUTO, Resume, Schedule
 
 
 class Scene:
@@ -86,8 +50,20 @@ class Scene:
         """Versions published and not retired."""
         self.overstale = 0
         """Trainable groups that got older than the bound, so far."""
-        self.data_ended = False
-        self.stopping = False
+        self.anew: set[int] = set()
+        """Groups that wait to be generated anew."""
+        self.data_ended = self.stopping = False
+        self.frontier = None if schedule.frontier == AUTO else schedule.frontier
+        """Groups' worth of trajectories that may be in flight; None = unlimited."""
+        self._pace = Pace(schedule.bound, schedule.groups_per_update, schedule.updates_per_publish)
+
+    @property
+    def limit(self) -> int | None:
+        """Groups that may be requested and unconsumed, by bound and cap; None in rounds, which are as large as they are."""
+        if self.traits.rounds:
+            return None
+        cap = max(0, self.traits.cap - self.given)
+        return min(cap, self._pace.room(0, self.issued, self.given)) if self.traits.paced else cap
 
     @property
     def unconsumed(self) -> int:
@@ -156,9 +132,10 @@ class Scene:
         s = self.schedule
         if self.traits.paced or not self.states[READY]:
             return
-        for group in self.groups.values():
+        for index, group in self.groups.items():
             if group.state == READY and self.newest - group.low > s.staleness:
                 self.overstale += 1
+                self.anew.add(index)
                 self._restart(group)
 
     def _restart(self, group: Group) -> None:
@@ -168,6 +145,7 @@ class Scene:
 
     def _terminal(self, command: c.Terminal) -> None:
         group = self.groups.pop(command.group, None)
+        self.anew.discard(command.group)
         if group is not None:
             self.states[group.state] -= 1
             self.waiting -= group.left
@@ -178,6 +156,7 @@ class Scene:
         group = self.groups.get(command.group) or self._add(command.group)
         if group.state == FRESH:
             self._move(group, OPEN)
+            self.anew.discard(command.group)
         self._wait(group, -1)
         self.admits[command.id] = (command, command.instance)
         self.keys[command.group, command.sample] = command.id
@@ -323,6 +302,9 @@ class Scene:
     def _stop_requested(self, event: e.StopRequested) -> None:
         self.stopping = True
 
+    def _noted(self, command: c.Note) -> None:
+        self.frontier = noted(command.message)
+
 
 _ANSWERED = (c.RequestPrompts, c.Materialize, c.Dispatch, c.Publish, c.LoadWeights, c.Migrate, c.Abort, c.Evaluate, c.Checkpoint)
 _ANSWERS: dict[type, type] = {
@@ -344,6 +326,7 @@ _TAKES: dict[type, Callable[[Scene, Any], None]] = {
     c.Terminal: Scene._terminal,
     c.Evaluate: Scene._opened,
     c.Checkpoint: Scene._opened,
+    c.Note: Scene._noted,
     e.PromptsArrived: Scene._arrived,
     e.DataEnded: Scene._data_ended,
     e.TrajectoryFinished: Scene._finished,

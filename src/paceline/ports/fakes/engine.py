@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from paceline.algo.counter import stream_key, uniforms
-from paceline.ports.moving import Carried
-from paceline.ports.places import Places
-from paceline.ports.rollout import EngineLoad, Failure, TakenIn, Unfinished
-from paceline.types.errors import EngineError
+from paceline.core.places import Places
+from paceline.ports.rollout import EngineLoad, Failure, TakenIn
+from paceline.types.errors import EngineError, StateFileError
+from paceline.types.moving import Carried
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Purpose, Request, Trajectory
-from paceline.types.weights import InstanceInfo, WeightsRef
+from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 
 def counted_length(request: Request) -> int:
@@ -155,7 +155,7 @@ class FakeEngine:
         try:
             Path(location).write_text(json.dumps(items))
         except OSError as error:
-            raise EngineError(f"{self._instance}: cannot write the state of trajectories to {location} ({error})") from error
+            raise StateFileError(f"{self._instance}: cannot write the state of trajectories to {location} ({error})") from error
         self._remove(lambda job: job in jobs)
         return tuple((job.request.group, job.request.sample) for job in jobs)
 
@@ -259,7 +259,7 @@ def _read(location: str) -> list[tuple[Carried, bool]]:
     try:
         return [(Carried.of_json(item["job"]), bool(item["kv"])) for item in json.loads(Path(location).read_text())]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"{location}: cannot read the state of trajectories ({error!r})") from error
+        raise StateFileError(f"{location}: cannot read the state of trajectories ({error!r})") from error
 
 
 def _most(request: Request) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.durable import whole
-from paceline.types.errors import CheckpointError, ModelError, TrainerError
+from paceline.types.errors import CheckpointDamaged, ModelError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
 from paceline.types.records import LOGPROB, VERSION, FinishReason, Prompt, ScoredGroup, Trajectory
 from paceline.types.weights import WeightsRef
@@ -104,13 +104,13 @@ class FakeTrainer:
         _write(Path(directory) / _STATE, json.dumps(self._state).encode())
 
     def restore(self, directory: str) -> None:
-        """Read the counters; CheckpointError names the file when it is missing or damaged."""
+        """Read the counters; CheckpointDamaged names the file when it is missing or damaged."""
         path = Path(directory) / _STATE
         try:
             state: dict[str, Any] = json.loads(path.read_text())
             self._state = {key: int(state[key]) for key in self._state}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: missing or damaged ({error})") from error
+            raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
         self._pending, self._published = [], None
 
 

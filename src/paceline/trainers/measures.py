@@ -11,7 +11,7 @@ from paceline.algo.correction import effective_share
 
 
 @dataclass(slots=True)
-class Tally:
+class Measures:
     """Weighted means by name; names that end in /min or /max keep the extreme; `seconds` add up."""
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class Tally:
         """Add wall time under `seconds/name`."""
         self.seconds[f"seconds/{name}"] = self.seconds.get(f"seconds/{name}", 0.0) + seconds
 
-    def merge(self, other: Tally) -> None:
-        """Count everything of another tally too."""
+    def merge(self, other: Measures) -> None:
+        """Count everything that others measured too."""
         for name, value in other.sums.items():
             weight = other.weights[name]
             self.add({name: value / weight if weight else 0.0}, weight)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.ports.rollout import Unfinished
 from paceline.types.errors import ConfigError, EngineError
-from paceline.types.weights import WeightsRef
+from paceline.types.weights import Unfinished, WeightsRef
 
 
 class Places:

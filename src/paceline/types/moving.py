@@ -1,4 +1,4 @@
-"""What travels with a trajectory from one engine to another, apart from its KV cache: the plain part of every state file."""
+"""What travels with a trajectory from one engine to another, apart from its KV cache: the plain part of every state file, as JSON."""
 
 from __future__ import annotations
 
@@ -34,14 +34,21 @@ class Carried:
     def as_json(self) -> dict[str, Any]:
         """Plain values, from which `of_json` makes it again exactly."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name != "request"}
-        request = asdict(self.request) | {"prompt_ids": self.request.prompt_ids.tolist()}
-        return plain | {"request": request}
+        return plain | {"request": plain_request(self.request)}
 
     @staticmethod
     def of_json(plain: Mapping[str, Any]) -> Carried:
         """The trajectory; KeyError or TypeError for anything but what `as_json` gives."""
-        request = dict(plain["request"])
-        sampling = dict(request["sampling"])
-        sampling |= {name: tuple(sampling[name]) for name in ("stop", "stop_ids")}
-        request |= {"sampling": Sampling(**sampling), "prompt_ids": np.array(request["prompt_ids"], dtype=np.int32)}
-        return Carried(**{**plain, "request": Request(**request)})
+        return Carried(**{**plain, "request": request_of(plain["request"])})
+
+
+def plain_request(request: Request) -> dict[str, Any]:
+    """A request as plain values, from which `request_of` makes it again exactly."""
+    return asdict(request) | {"prompt_ids": request.prompt_ids.tolist()}
+
+
+def request_of(plain: Mapping[str, Any]) -> Request:
+    """The request; KeyError or TypeError for anything but what `plain_request` gives."""
+    sampling = dict(plain["sampling"])
+    sampling |= {name: tuple(sampling[name]) for name in ("stop", "stop_ids")}
+    return Request(**{**plain, "sampling": Sampling(**sampling), "prompt_ids": np.array(plain["prompt_ids"], dtype=np.int32)})
