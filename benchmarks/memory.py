@@ -32,17 +32,20 @@ WITHIN = 0.15
 PROMPT, ANSWER, UPDATES = 64, 64, 3
 SIZES = (
     *(f"rollout.max_prompt_tokens={PROMPT}", f"rollout.max_tokens={ANSWER}", f"run.updates={UPDATES}", "run.keep_last=1"),
-    *("task.template=plain", "task.shuffle=false", "trainer.warmup_updates=0"),
+    *("task.template=plain", "task.shuffle=false", "trainer.warmup_updates=0", "rollout.slots=32"),
 )
+FOUR, EIGHT = "schedule.groups_per_update=4", "schedule.groups_per_update=8"
+"""An update of 2,272 rows (4 prompts, 32 answers), of 4,544."""
 CASES: Mapping[str, Sequence[str]] = {
-    "4 x 8 answers": ("schedule.groups_per_update=4", "rollout.slots=32"),
-    "8 x 8 answers": ("schedule.groups_per_update=8", "rollout.slots=64"),
-    "8 x 8, micro-batches of 4096": ("schedule.groups_per_update=8", "trainer.micro_batch_tokens=4096"),
-    "8 x 8, checkpointing": ("schedule.groups_per_update=8", "trainer.micro_batch_tokens=4096", "trainer.checkpoint_activations=true"),
-    "4 x 8, with a reference": ("schedule.groups_per_update=4", "algorithm.kl=k3", "algorithm.kl_weight=0.1"),
-    "4 x 8, float32": ("schedule.groups_per_update=4", "model.dtype=float32"),
-    "4 x 8, long answers": ("schedule.groups_per_update=4", "rollout.max_tokens=512", "rollout.slots=32", "run.updates=1"),
+    "4 x 8 answers, two micro-batches": (FOUR, "trainer.micro_batch_tokens=1150"),
+    "4 x 8, one micro-batch": (FOUR, "trainer.micro_batch_tokens=2300"),
+    "8 x 8, two micro-batches": (EIGHT, "rollout.slots=64", "trainer.micro_batch_tokens=2300"),
+    "8 x 8, checkpointing": (EIGHT, "trainer.micro_batch_tokens=2300", "trainer.checkpoint_activations=true"),
+    "4 x 8, a reference": (FOUR, "trainer.micro_batch_tokens=1150", "algorithm.kl=k3", "algorithm.kl_weight=0.1"),
+    "4 x 8, float32": (FOUR, "trainer.micro_batch_tokens=1150", "model.dtype=float32"),
+    "4 x 8, long answers": (FOUR, "trainer.micro_batch_tokens=2112", "rollout.max_tokens=512", "run.updates=1"),
 }
+"""Micro-batches are nearly full: the estimate is an upper limit, and takes them for full."""
 
 
 class Peak:

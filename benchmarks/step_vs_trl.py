@@ -131,9 +131,9 @@ def ours(job: Job, scratch: Path) -> dict[str, Any]:
     """A run of paceline's: serial, one engine and one trainer process that take turns on all threads."""
     directory, file = scratch / "run", scratch / "job.json"
     shutil.rmtree(directory, ignore_errors=True)
-    given = {**asdict(job), "prompts": prompts(job), "dir": str(directory), "task": str(scratch / "prompts.jsonl")}
+    given = {**asdict(job), "model": NAME, "prompts": prompts(job), "dir": str(directory), "task": str(scratch / "prompts.jsonl")}
     file.write_text(json.dumps(given))
-    seen = watched([sys.executable, __file__, "side", "--job", str(file)], _threads(job), scratch / "ours.log")
+    seen = watched([sys.executable, str(ROOT / "benchmarks" / "our_side.py"), str(file)], _threads(job), scratch / "ours.log")
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     found = [_row(row) for row in rows if row["axis"] == "update"]
     return seen | {"rows": found[WARMUP:]}
@@ -147,30 +147,6 @@ def _row(row: dict[str, Any]) -> dict[str, float]:
 
 def _threads(job: Job) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def side(given: dict[str, Any]) -> None:
-    """What paceline's process does: the runtime with its own workers, but for lengths that do not end early."""
-    from lengths import REWARD, Lengths, workers
-    from paceline.cli import wire
-    from paceline.config.schema import Config
-
-    Path(given["task"]).write_text("".join(json.dumps({"prompt": text}) + "\n" for text in given["prompts"]))
-    config = Config.model_validate(
-        {
-            "run": {"dir": given["dir"], "updates": given["updates"], "keep_last": 1},
-            "model": {"path": NAME},
-            "task": {"kind": "file", "path": given["task"], "template": "plain", "shuffle": False},
-            "reward": (dict(REWARD),),
-            "rollout": {"slots": given["groups"] * given["group_size"], "max_prompt_tokens": 64, "max_tokens": given["max_tokens"]},
-            "schedule": {"group_size": given["group_size"], "groups_per_update": given["groups"]},
-            "trainer": {"learning_rate": given["rate"], "warmup_updates": 0},
-            "pool": {"rollout_threads": given["threads"], "trainer_threads": given["threads"]},
-        }
-    )
-    most = given["max_tokens"]
-    outcome = wire.train(config, workers=workers(config, Lengths(median=most, sigma=1.0, least=most, most=most)))
-    assert outcome.ok, outcome.reason
 
 
 def environment(directory: Path) -> Path:
@@ -258,17 +234,12 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("compare", "side"), default="compare")
-    parser.add_argument("--job", type=Path)
     parser.add_argument("--venv", type=Path, default=ROOT / "runs" / "trl-venv")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evidence-step-vs-trl")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--tiny", action="store_true", help="a smoke test: one repeat of 2 x 4 completions of 8 tokens, nothing written")
     arguments = parser.parse_args()
-    if arguments.what == "side":
-        side(json.loads(arguments.job.read_text()))
-        return
     job = Job(2, 4, 8, 2, arguments.threads) if arguments.tiny else Job(4, 8, 64, 4, arguments.threads)
     repeats = 1 if arguments.tiny else arguments.repeats
     arguments.runs.mkdir(parents=True, exist_ok=True)

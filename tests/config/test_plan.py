@@ -144,6 +144,7 @@ def test_memory_items_follow_their_formulas() -> None:
     assert found["engine", "weights"] == 2 * n + (2 * n - 80 * 2) + 80 * 4
     assert found["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
     assert found["engine", "logits"] == 2 * 3 * 10 * 4
+    assert found["engine", "weights on their way"] == 2 * n
     assert found["trainer", "master weights"] == found["trainer", "gradients"] == 4 * n
     assert found["trainer", "AdamW moments"] == 8 * n
     assert found["trainer", "rounded head"] == 4 * 80
@@ -151,6 +152,9 @@ def test_memory_items_follow_their_formulas() -> None:
     assert found["trainer", "logits"] == 2 * 6 * 10 * 4
     assert found["trainer", "gradient of the head"] == 2 * 4 * 80
     assert ("trainer", "reference model") not in found
+    for process in ("engine", "trainer"):
+        given = sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
+        assert found[process, "allocator"] == given // 10
 
 
 def test_a_micro_batch_is_no_larger_than_the_update_and_no_smaller_than_one_answer() -> None:

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -87,6 +87,7 @@ def test_micro_batches_are_as_equal_as_their_number_allows_and_not_full_ones_and
     assert rows_of(sequences, [batch.sequences for batch in plan(sequences, 150).batches]) == [140, 140, 90]
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     shape=st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 9), min_size=1, max_size=3)), min_size=1, max_size=3),
     budget=st.integers(1, 60),

@@ -7,6 +7,7 @@ and no others: docs/design/trainer.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.config.inspect import ModelShape
@@ -17,9 +18,8 @@ KV_PAGE = 32
 """Tokens per page of the engine's KV memory."""
 
 
-LIBRARIES = 400_000_000
-"""Bytes of a process that has loaded torch and transformers and nothing else; measured by benchmarks/memory.py."""
-_SERVED = "(2 P b + V w (4 - b)), bfloat16: with copies in the layout of the kernels"
+LIBRARIES, LIBRARIES_BYTES = "libraries", 400_000_000
+"""What a process holds that has loaded torch and transformers and nothing else."""
 
 
 def kv_tokens_needed(prompt_tokens: int, max_tokens: int, samples: int = 1, page: int = KV_PAGE) -> int:
@@ -42,7 +42,13 @@ class Memory:
 
 def memory(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     """Items of one engine process and of the trainer. Items are summed per process; engines are alike."""
-    return (*_engine(config, shape), *_trainer(config, shape))
+    return (*_with_overhead(_engine(config, shape)), *_with_overhead(_trainer(config, shape)))
+
+
+def _with_overhead(items: Sequence[Memory]) -> list[Memory]:
+    """With what lies unused between the blocks that an allocator has given out."""
+    given = sum(item.bytes for item in items if item.what != LIBRARIES)
+    return [*items, Memory(items[0].process, "allocator", given // 10, "a tenth of all but the libraries")]
 
 
 def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
@@ -52,9 +58,10 @@ def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
     return (
-        Memory("engine", "libraries", LIBRARIES, "Python, torch, transformers"),
-        Memory("engine", "weights", rollout.versions_held * _served(shape, size), f"versions_held x {_SERVED}"),
+        Memory("engine", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
+        Memory("engine", "weights", rollout.versions_held * _served(shape, size), f"versions_held x {_served_formula(size)}"),
         Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
+        Memory("engine", "weights on their way", shape.parameters * size, "P b (the file that is read)"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )
 
@@ -65,19 +72,23 @@ def _served(shape: ModelShape, size: int) -> int:
     return plain if size != BYTES["bfloat16"] else 2 * plain + shape.vocabulary * shape.width * (4 - size)
 
 
+def _served_formula(size: int) -> str:
+    return "P b" if size != BYTES["bfloat16"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
+
+
 def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
     size = BYTES[config.model.dtype]
     master, head = max(4, size), shape.vocabulary * shape.width
     stays = [
-        Memory("trainer", "libraries", LIBRARIES, "Python, torch, transformers"),
+        Memory("trainer", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
         Memory("trainer", "master weights", shape.parameters * master, "P m"),
         Memory("trainer", "AdamW moments", 2 * shape.parameters * master, "2 P m"),
     ]
     if size < master:
         stays.append(Memory("trainer", "rounded head", head * master, "V w m"))
     if config.algorithm.kl != "none":
-        stays.append(Memory("trainer", "reference model", _served(shape, size), _SERVED))
+        stays.append(Memory("trainer", "reference model", _served(shape, size), _served_formula(size)))
     return (*stays, *max(_head_phase(config, shape), _step_phase(shape, master), key=lambda items: sum(item.bytes for item in items)))
 
 

@@ -339,15 +339,6 @@ class TorchTrainer:
         }
 
 
-def _tune(model: PackedModel, trainer: TrainerConfig) -> None:
-    wanted = [f"trainer.{key}" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
-    if not wanted:
-        return
-    if not isinstance(model, Tunable):
-        raise ConfigError(f"{' and '.join(wanted)} = true: only the slim decoder can; this model runs through its transformers class")
-    model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile)
-
-
 def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, tally: Measures) -> None:
     """Record |engine - trainer| per token over the full vocabulary, apart for trajectories of exactly the present weights.
 
@@ -392,3 +383,12 @@ def _check_settings(
     if narrow:
         raise ConfigError(f"master weights must be float32 or float64, {narrow[0]} is {weights[narrow[0]].dtype}: load with train=True")
     return correction
+
+
+def _tune(model: PackedModel, trainer: TrainerConfig) -> None:
+    wanted = [f"trainer.{key}" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
+    if not wanted:
+        return
+    if not isinstance(model, Tunable):
+        raise ConfigError(f"{' and '.join(wanted)} = true: only the slim decoder can; this model runs through its transformers class")
+    model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile)
