@@ -18,8 +18,8 @@ from runtime_runs import Lived
 from paceline.types.progress import Progress
 
 UPDATES = 12
-LIFE_S = 0.25
-"""A kill comes within so many seconds."""
+SHARE = 0.5
+"""A kill comes within this share of the time that an undisturbed run of the same schedule takes here."""
 
 
 def live(root: Path, name: str, rng: random.Random) -> None:
@@ -39,8 +39,12 @@ def live(root: Path, name: str, rng: random.Random) -> None:
 
 
 def play(root: Path, name: str, seed: int, kills: int) -> int:
-    """Kill a run so often, then let it come to its end; how often it was killed in fact."""
+    """Kill a run up to so often, and let it come to its end; how often it was killed in fact."""
     rng = random.Random(f"{seed} {name}")
+    began = time.monotonic()
+    if kills:
+        play(root.with_name(f"{root.name}-undisturbed"), name, seed, 0)
+    most = SHARE * (time.monotonic() - began)
     for number in range(100):
         child = os.fork()
         if child == 0:
@@ -50,7 +54,7 @@ def play(root: Path, name: str, seed: int, kills: int) -> int:
                 traceback.print_exc()
             finally:
                 os._exit(3)
-        until = time.monotonic() + (rng.uniform(0, LIFE_S) if number < kills else 60)
+        until = time.monotonic() + (rng.uniform(0, most) if number < kills else 60)
         while time.monotonic() < until:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
