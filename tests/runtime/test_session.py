@@ -274,8 +274,12 @@ async def test_ctrl_c_once_checkpoints_and_leaves_and_a_resume_trains_what_was_l
 
 
 async def test_a_terminal_that_hangs_up_costs_no_update(tmp_path: Path) -> None:
-    run = Run(tmp_path, schedule(total_updates=50), watch=signals("update 2", number=signal.SIGHUP))
-    assert (await run.go()).ok
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        run = Run(tmp_path, schedule(total_updates=50), watch=signals("update 2", number=signal.SIGHUP))
+        assert (await run.go()).ok
+    finally:
+        signal.signal(signal.SIGHUP, before)
     (checkpoint,) = run.records(Checkpoint)
     assert 2 <= checkpoint.update < 50
     assert run.session.interrupted
