@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.runtime.weights import BOUNDS, MISSING, ROUNDINGS, Probes, compare
+from paceline.runtime.weights import BOUNDS, MISSING, OF_ONE, ROUNDINGS, Probes, compare
 from paceline.types.errors import EngineError
 from paceline.types.progress import ProbeReport
 
@@ -29,8 +29,10 @@ def probes(trainer: np.ndarray, engine: np.ndarray) -> Probes:
 
 def test_the_measure_furthest_beyond_its_bound_is_found() -> None:
     one = np.zeros(63)
-    one[7] = 1.5
-    assert "largest" in compare(probes(BASE, BASE + one), None, BFLOAT16).what
+    one[7] = 1.01 * OF_ONE * LOST
+    largest = compare(probes(BASE, BASE + one), None, BFLOAT16)
+    assert ("largest" in largest.what, largest.fits) == (True, False)
+    assert compare(probes(BASE, BASE + 0.9 * one), None, BFLOAT16).fits
     everywhere = compare(probes(BASE, BASE + 2 * ROUNDINGS * LOST), None, BFLOAT16)
     assert "mean" in everywhere.what
     assert everywhere.value == pytest.approx(2 * ROUNDINGS * LOST)

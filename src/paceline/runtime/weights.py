@@ -23,8 +23,8 @@ from paceline.types.progress import ProbeReport
 from paceline.types.weights import WeightsRef
 
 PROBE_TOKENS = 64
-ROUNDINGS = 2.5
-"""How many times as far apart as the trainer's own rounding the two may be on average: both round, each in its own order."""
+ROUNDINGS, OF_ONE = 2.5, 40.0
+"""How many times the trainer's own rounding the two may be apart, on average and at one token: both round, each in its own order."""
 MISSING = 0.75
 """An instance whose log-probs miss more than this share of the trainer's change since the version before computes with old weights."""
 
@@ -34,9 +34,9 @@ class Bounds:
     """How far the log-probs of the probe's tokens may differ between trainer and instance, nats."""
 
     largest: float
-    """Of any token."""
+    """Of any token. Where it is more, OF_ONE times what the trainer's log-probs lose by rounding, on average."""
     mean: float
-    """Mean over the tokens of the absolute difference. Where it is more, ROUNDINGS times what the trainer's log-probs lose by rounding."""
+    """Mean over the tokens of the absolute difference. Where it is more, ROUNDINGS times that loss."""
     moved: float
     """Mean absolute change of the trainer's log-probs above which the instance's must have changed too: smaller ones may be rounded off."""
 
@@ -163,9 +163,10 @@ def compare(now: Probes, before: Probes | None, bounds: Bounds) -> Difference:
     gaps = _gaps(now.trainer, now.engine)
     if not np.isfinite(gaps).all():
         return Difference("a log-prob difference of the probe", float("inf"), bounds.largest)
+    lost = now.trainer.rounding
     found = [
-        Difference("the largest log-prob difference of the probe", float(gaps.max()), bounds.largest),
-        Difference("the mean log-prob difference of the probe", float(gaps.mean()), max(bounds.mean, ROUNDINGS * now.trainer.rounding)),
+        Difference("the largest log-prob difference of the probe", float(gaps.max()), max(bounds.largest, OF_ONE * lost)),
+        Difference("the mean log-prob difference of the probe", float(gaps.mean()), max(bounds.mean, ROUNDINGS * lost)),
     ]
     if before is not None and (moved := float(_gaps(now.trainer, before.trainer).mean())) > bounds.moved:
         missing = 1 - float(_gaps(now.engine, before.engine).mean()) / moved
