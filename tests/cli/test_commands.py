@@ -61,7 +61,9 @@ class FakeWire:
 
 
 @pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> FakeWire:
+def wire(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeWire:
+    """No run of the checkout's own is in sight, such as the one that `make quickstart` leaves."""
+    monkeypatch.chdir(tmp_path)
     fake = FakeWire()
     monkeypatch.setitem(sys.modules, "paceline.cli.wire", fake)
     return fake
