@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from evidence import ROOT, Quiet, commit, measured
+from evidence import ROOT, Quiet, best_seconds, commit, measured
 from paceline.config.schema import ModelConfig
 from paceline.models.load import resolve
 from paceline.models.packed import PackedModel
@@ -37,7 +37,7 @@ from paceline.models.smollm2 import NAME
 from paceline.ports.rollout import Failure
 from paceline.runtime.process import MEMORY
 from paceline.types.records import Request, Sampling
-from serving import Kept, best_seconds, engine, loaded, product_rate, prompts, read_bandwidth, spread
+from serving import Kept, engine, loaded, product_rate, prompts, read_bandwidth, spread
 
 GROUP = 8
 SIDES = ("paceline", "transformers", "vllm")

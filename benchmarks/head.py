@@ -6,26 +6,15 @@ python benchmarks/head.py [--threads 1]: milliseconds are the best of `--repeats
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
 
-from evidence import measured
+from evidence import best_seconds, measured
 from paceline.models.kernels import Head
 
 VOCABULARY, WIDTH = 49_152, 576
-
-
-def best_ms(run: Callable[[], object], repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return round(min(times) * 1e3, 3)
 
 
 def measure(rows: int, repeats: int) -> list[dict[str, object]]:
@@ -44,7 +33,12 @@ def measure(rows: int, repeats: int) -> list[dict[str, object]]:
         "paceline (bfloat16 product, float32 sum and result)": lambda: head(hidden),
     }
     return [
-        {"rows": rows, "way": way, "ms": best_ms(run, repeats), "largest_error": float((run()[:8].double() - right).abs().max())}
+        {
+            "rows": rows,
+            "way": way,
+            "ms": round(1e3 * best_seconds(run, repeats), 3),
+            "largest_error": float((run()[:8].double() - right).abs().max()),
+        }
         for way, run in ways.items()
     ]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from evidence import ROOT
+from evidence import ROOT, best_seconds
 from paceline.config.load import load as load_config
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.schema import ModelConfig
@@ -52,17 +52,6 @@ def engine(model: LoadedModel, slots: int, tokens: int, **options: Any) -> Torch
     """An engine with memory for `slots` answers of `tokens` tokens, none of which shares a prompt."""
     capacity = slots * kv_tokens_needed(MOST_PROMPT, tokens)
     return TorchEngine(model, instance="e", slots=slots, kv_tokens=capacity, decode=str, clock=time.perf_counter, **options)
-
-
-def best_seconds(run: Callable[[], object], repeats: int = 5) -> float:
-    """The least of a few times; one more comes before them."""
-    run()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def read_bandwidth() -> float:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from evidence import ROOT, Quiet, measured
+from evidence import ROOT, Quiet, best_seconds, measured
 from paceline.models.load import load_tokenizer, resolve
 from paceline.models.smollm2 import NAME
 from paceline.runtime.process import MEMORY
@@ -190,8 +190,8 @@ def ceiling(job: Job) -> dict[str, float]:
     """This machine's speed, and what an update would take if nothing but dense products and reading the weights took time."""
     torch.set_num_threads(job.threads)
     a, b, big = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16(), torch.ones(2**28)
-    flops = 2 * 2048**3 / _best(lambda: a @ b)
-    bandwidth = big.nbytes / _best(big.sum)
+    flops = 2 * 2048**3 / best_seconds(lambda: a @ b)
+    bandwidth = big.nbytes / best_seconds(big.sum)
     parameters, head = 134_515_008, 49_152 * 576
     tokenizer = load_tokenizer(resolve(NAME))
     prompt = statistics.mean(len(tokenizer(text)["input_ids"]) for text in prompts(job)[: job.groups])
@@ -204,15 +204,6 @@ def ceiling(job: Job) -> dict[str, float]:
         "training_seconds": 6 * ((parameters - head) * rows + head * sampled) / flops,
         "decode_tokens_per_s": job.batch / step,
     }
-
-
-def _best(run: Any, repeats: int = 7) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
 
 
 def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -67,8 +68,8 @@ def of_account(fold: Account) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_after_every_event_the_account_counts_what_the_machine_counts(seed: int) -> None:
+def settled(seed: int) -> Iterator[tuple[Machine, Account, Any]]:
+    """Machine and account after each event of a run and all its commands, until the machine stops; with the last record."""
     chosen, trace = arbitrary(seed)
     machine, fold = Machine(chosen), Account(chosen)
     due: list[c.Command] = []
@@ -79,23 +80,19 @@ def test_after_every_event_the_account_counts_what_the_machine_counts(seed: int)
             due.pop(0)
         fold.feed(record, now)
         if not due and not machine.stopped:
-            assert of_account(fold) == of_machine(machine), record
+            yield machine, fold, record
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_after_every_event_the_account_counts_what_the_machine_counts(seed: int) -> None:
+    for machine, fold, record in settled(seed):
+        assert of_account(fold) == of_machine(machine), record
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_frontier_and_window_of_the_account_are_those_that_the_machine_goes_by(seed: int) -> None:
-    chosen, trace = arbitrary(seed)
-    machine, fold = Machine(chosen), Account(chosen)
-    due: list[c.Command] = []
-    for now, record in trace.records:
-        if not due and not isinstance(record, c.Command):
-            due = machine.step(record, now)
-        else:
-            due.pop(0)
-        fold.feed(record, now)
+    for machine, fold, _ in settled(seed):
         scene = fold.scene
-        if due or machine.stopped:
-            continue
         if scene.limit is None:
             assert not machine._intake.rounds or scene.frontier == machine._admission.frontier
         else:

@@ -31,6 +31,8 @@ SILENT_S = 60.0
 """A controller records its timer every few seconds: one that recorded nothing for so long is stuck itself."""
 FULL = 1 << 20
 """With fewer bytes left a disk is full."""
+ROOM = 64 << 20
+"""With fewer bytes left it is nearly full, whatever a checkpoint needs."""
 STANDS = "it does not go on by itself"
 SHOWN = 8
 """Waits and notices that are shown at most."""
@@ -274,7 +276,7 @@ def _disk(state: str, run: Path) -> list[Finding]:
     free = shutil.disk_usage(run).free
     newest = max((path for path in (run / "checkpoints").glob("step-*")), key=lambda path: path.stat().st_mtime, default=None)
     needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
-    if free >= max(needed, 64 << 20):
+    if free >= max(needed, ROOM):
         return []
     what = f"the disk is nearly full: {free / 1e6:,.1f} MB free, a checkpoint needs {needed / 1e6:,.1f} MB"
     return [Finding("fault", what, (), "make room, or move run.dir; the state on disk stays usable")]

@@ -92,6 +92,7 @@ class _Call:
 
     @property
     def row(self) -> str:
+        """Where its trajectories come from, for messages."""
         return _describe(self.prompts, self.trajectories)
 
 

@@ -173,6 +173,7 @@ class _Writer:
         }
 
     def write(self) -> str:
+        """The whole text as LaTeX. Raises Unreadable."""
         while self._at < len(self._text):
             self._step()
         if self._bars or not self._items or self._items[-1].kind == "operator":

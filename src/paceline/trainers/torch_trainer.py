@@ -42,7 +42,7 @@ class _Pending:
 
     groups: list[ScoredGroup] = field(default_factory=list)
     sequences: list[TrainingSequence] = field(default_factory=list)
-    tally: Measures = field(default_factory=Measures)
+    measures: Measures = field(default_factory=Measures)
     loss: float = 0.0
     """Raw sum, like the gradients."""
 
@@ -93,18 +93,18 @@ class TorchTrainer:
     def accumulate(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """Forward and backward of whole groups; returns metrics of this dispatch. Nothing is accumulated if it raises a check."""
         self._admit(groups)
-        tally = Measures()
+        measures = Measures()
         sequences = training_sequences(groups, self._algorithm, filtered=self._filtered, max_tokens=self._rollout.max_tokens)
         scored = [sequence for sequence in sequences if sequence.in_loss]
         for together in by_group(scored) if self._deterministic else [scored]:
             for moves in (True, False):
                 part = [sequence for sequence in together if self._moves(sequence) == moves]
                 for batch in plan(part, self._trainer.micro_batch_tokens, shared=self._shared).batches:
-                    self._micro_batch([part[index] for index in batch.sequences], moves, tally)
+                    self._micro_batch([part[index] for index in batch.sequences], moves, measures)
         self._pending.groups += groups
         self._pending.sequences += sequences
-        self._pending.tally.merge(tally)
-        return tally.values() | {"tokens": float(sum(len(s.ids) for s in scored)), "sequences": float(len(scored))}
+        self._pending.measures.merge(measures)
+        return measures.values() | {"tokens": float(sum(len(s.ids) for s in scored)), "sequences": float(len(scored))}
 
     def step(self) -> UpdateReport:
         """Scale by the update's denominator, clip, step, clear. A non-finite loss or gradient skips the step (`applied` False).
@@ -129,7 +129,7 @@ class TorchTrainer:
             self._optimizer.step(rate, denominator, norm)
         self._optimizer.clear()
         self._count(update, applied, moved)
-        pending.tally.spend("optimizer", perf_counter() - started)
+        pending.measures.spend("optimizer", perf_counter() - started)
         self._pending = _Pending()
         report = UpdateReport(
             update=update,
@@ -226,19 +226,19 @@ class TorchTrainer:
         """Whether the sequence can have a gradient at all; if not it is scored for the metrics, without a backward pass."""
         return sequence.advantage != 0 or (self._algorithm.kl_weight > 0 and sequence.penalised)
 
-    def _micro_batch(self, sequences: Sequence[TrainingSequence], moves: bool, tally: Measures) -> None:
+    def _micro_batch(self, sequences: Sequence[TrainingSequence], moves: bool, measures: Measures) -> None:
         started = perf_counter()
         with torch.set_grad_enabled(moves):
             (loss, metrics), scores, batch = self._loss(sequences)
         value = float(loss.detach())
         self._pending.loss += value
-        tally.add(metrics | {"entropy": float(scores.entropy.mean())}, len(batch.targets))
-        _compare(sequences, scores, batch, self._counters.version, tally)
-        tally.spend("forward", perf_counter() - started)
+        measures.add(metrics | {"entropy": float(scores.entropy.mean())}, len(batch.targets))
+        _compare(sequences, scores, batch, self._counters.version, measures)
+        measures.spend("forward", perf_counter() - started)
         started = perf_counter()
         if moves and math.isfinite(value):
             loss.backward()  # type: ignore[no-untyped-call]
-        tally.spend("backward", perf_counter() - started)
+        measures.spend("backward", perf_counter() - started)
 
     def _loss(self, sequences: Sequence[TrainingSequence]) -> tuple[PolicyLoss, TokenScores, PackedBatch]:
         """Raw sum of the loss over sequences, with what it was made of."""
@@ -298,7 +298,7 @@ class TorchTrainer:
         return model
 
     def _check_gap(self, pending: _Pending) -> None:
-        gap = pending.tally.gap()
+        gap = pending.measures.gap()
         if gap is not None and gap > self._algorithm.gap_stop:
             raise TrainerError(
                 f"update {self._counters.update + 1}: log-probs of engine and trainer differ by {gap:.4g} nats on average for tokens of "
@@ -332,14 +332,16 @@ class TorchTrainer:
     def _metrics(self, pending: _Pending, denominator: int) -> dict[str, float]:
         learning = {sequence.group for sequence in pending.sequences if sequence.advantage != 0}
         return {
-            **pending.tally.values(),
+            **pending.measures.values(),
             "loss": pending.loss / (denominator or 1),
             "frac_zero_advantage": 1 - len(learning) / len(pending.groups),
             "skipped_updates": float(self._counters.skipped),
         }
 
 
-def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, tally: Measures) -> None:
+def _compare(
+    sequences: Sequence[TrainingSequence], scores: TokenScores, batch: PackedBatch, version: int | None, measures: Measures
+) -> None:
     """Record |engine - trainer| per token over the full vocabulary, apart for trajectories of exactly the present weights.
 
     A token of the present weights after one of earlier weights is none of those: under `keep` it was sampled over earlier keys and values.
@@ -347,8 +349,8 @@ def _compare(sequences: Sequence[TrainingSequence], scores: TokenScores, batch: 
     engine = np.concatenate([sequence.full for sequence in sequences])
     gaps = np.abs(scores.logp.detach().cpu().double().numpy() - engine)
     fresh = np.concatenate([np.full(len(s.versions), bool((s.versions == version).all())) for s in sequences])
-    tally.fresh.append(gaps[fresh])
-    tally.moved.append(gaps[~fresh])
+    measures.fresh.append(gaps[fresh])
+    measures.moved.append(gaps[~fresh])
 
 
 def _check_settings(
