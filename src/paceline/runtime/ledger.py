@@ -23,6 +23,8 @@ from paceline.core.schedule import Resume, Schedule
 from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
 Direction = Literal["event", "command"]
+CACHE_KIB = 128
+"""Pages that the writer keeps in memory. It appends and never reads: the 2 MB that sqlite takes by itself would fill up and be of no use."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS lineage (
@@ -66,6 +68,7 @@ class Ledger:
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)  # one thread at a time
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
+            self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             self._database.executescript(TABLES)
         self._lineage = 0
         self._rows: list[tuple[int, float, Direction, str, str]] = []
