@@ -24,7 +24,7 @@ from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
 Direction = Literal["event", "command"]
 CACHE_KIB = 128
-"""Pages that the writer keeps in memory. It appends and never reads: the 2 MB that sqlite takes by itself would fill up and be of no use."""
+"""Pages that the writer keeps in memory. It appends and never reads: the 2 MB that sqlite would take fill up and are of no use."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS lineage (
