@@ -141,7 +141,7 @@ def items(c: Config, shape: ModelShape = SMALL) -> dict[tuple[str, str], int]:
 def test_memory_items_follow_their_formulas() -> None:
     assert SMALL.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
     found, n = items(config(*FEW, "trainer.micro_batch_tokens=20")), SMALL.parameters
-    assert found["engine", "weights"] == 2 * n + (2 * n - 80 * 2) + 80 * 4
+    assert found["engine", "weights"] == 2 * n + 2 * (n - 2 * 80) + 4 * 80, "packed once more, but for the matrix that is only looked up in"
     assert found["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
     assert found["engine", "logits"] == 2 * 3 * 10 * 4
     assert found["engine", "weights on their way"] == 2 * n
@@ -150,7 +150,8 @@ def test_memory_items_follow_their_formulas() -> None:
     assert found["trainer", "rounded head"] == 4 * 80
     assert found["trainer", "activations"] == 20 * 2 * LAYER * 2
     assert found["trainer", "logits"] == 2 * 6 * 10 * 4
-    assert found["trainer", "gradient of the head"] == 2 * 4 * 80
+    assert found["trainer", "head in a chunk"] == 2 * 2 * 80
+    assert ("trainer", "gradient of the head") not in found, "it is one of the gradients"
     assert ("trainer", "reference model") not in found
     for process in ("engine", "trainer"):
         given = sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
@@ -160,15 +161,28 @@ def test_memory_items_follow_their_formulas() -> None:
 def test_a_micro_batch_is_no_larger_than_the_update_and_no_smaller_than_one_answer() -> None:
     assert items(config(*FEW))["trainer", "activations"] == 58 * 2 * LAYER * 2
     assert items(config(*FEW, "trainer.micro_batch_tokens=1"))["trainer", "activations"] == (5 + 3) * 2 * LAYER * 2
+    exact = items(config(*FEW, "run.deterministic=true"))
+    assert exact["trainer", "activations"] == (5 + 8 * 3) * 2 * LAYER * 2, "no micro-batch holds two groups"
+    assert exact["trainer", "gradients"] == 4 * SMALL.parameters
+
+
+def test_there_are_no_more_rows_of_logits_than_sampled_tokens() -> None:
+    found = items(config(*FEW, "trainer.head_chunk=512", "trainer.micro_batch_tokens=20"))
+    assert found["trainer", "logits"] == 2 * (2 * 8 * 4) * 10 * 4
+
+
+def test_a_reference_that_is_only_named_takes_no_memory() -> None:
+    assert ("trainer", "reference model") not in items(config("algorithm.kl=k3"))
 
 
 def test_in_one_micro_batch_gradients_come_while_activations_go() -> None:
     """Many rows: what is kept when the backward pass begins counts; few: all the gradients at its end."""
-    assert ("trainer", "gradients") not in items(config(*FEW))
+    many = items(config(*FEW))
+    assert many["trainer", "gradient of the head"] == 4 * 80
+    assert ("trainer", "gradients") not in many
     sizes = ("schedule.groups_per_update=1", "schedule.group_size=2", "rollout.max_prompt_tokens=1", "rollout.max_tokens=2")
     few = items(config(*sizes, "trainer.head_chunk=6"))
     assert few["trainer", "gradients"] == 4 * SMALL.parameters
-    assert few["trainer", "gradient of the embedding"] == 4 * 80
     assert ("trainer", "activations") not in few
 
 
@@ -182,11 +196,12 @@ def test_every_version_that_an_instance_holds_has_a_copy_of_the_weights() -> Non
     assert items(c, PACKAGED["smollm2-135m"])["engine", "weights"] == 2 * (2 * 2 * 134_515_008 + 2 * 49_152 * 576)
 
 
-def test_float32_needs_no_second_copy_and_a_reference_model_is_counted() -> None:
+def test_float32_is_packed_too_float64_is_not_and_a_reference_model_is_counted() -> None:
+    assert items(config("model.dtype=float64"), PACKAGED["smollm2-135m"])["engine", "weights"] == 8 * 134_515_008
     c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
     found = items(c, PACKAGED["smollm2-135m"])
     assert ("trainer", "rounded head") not in found
-    assert found["trainer", "reference model"] == found["engine", "weights"] == 4 * 134_515_008
+    assert found["trainer", "reference model"] == found["engine", "weights"] == 2 * 4 * 134_515_008
     assert found["engine", "KV cache"] == 2 * 30 * 3 * 64 * 4 * 1000
 
 

@@ -90,7 +90,7 @@ def test_the_head_multiplies_bfloat16_exactly_and_adds_in_float32(frozen):
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 
 
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)])
 def test_the_gradient_of_a_tied_matrix_adds_up_in_place_to_what_autograd_gives(dtype, within):
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(2100, 8, generator=generator, dtype=torch.float64 if dtype == torch.float64 else torch.float32)

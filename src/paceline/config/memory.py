@@ -67,13 +67,17 @@ def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
 
 
 def _served(shape: ModelShape, size: int) -> int:
-    """Bytes of weights that compute without gradients: in bfloat16 they are packed again for the CPU's kernels, the head in float32."""
+    """Bytes of weights that compute without gradients: but for float64 they are packed again for the CPU's kernels, the head in float32."""
     plain = shape.parameters * size
-    return plain if size != BYTES["bfloat16"] else 2 * plain + shape.vocabulary * shape.width * (4 - size)
+    if size > 4:
+        return plain
+    head = shape.vocabulary * shape.width
+    looked_up = 0 if shape.tied else head * size
+    return 2 * plain - looked_up + head * (4 - size)
 
 
 def _served_formula(size: int) -> str:
-    return "P b" if size != BYTES["bfloat16"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
+    return "P b" if size > 4 else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
 
 
 def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
@@ -87,7 +91,7 @@ def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     ]
     if size < master:
         stays.append(Memory("trainer", "rounded head", head * master, "V w m"))
-    if config.algorithm.kl != "none":
+    if config.algorithm.kl_weight > 0:
         stays.append(Memory("trainer", "reference model", _served(shape, size), _served_formula(size)))
     return (*stays, *max(_head_phase(config, shape), _step_phase(shape, master), key=lambda items: sum(item.bytes for item in items)))
 
@@ -96,33 +100,29 @@ def _head_phase(config: Config, shape: ModelShape) -> list[Memory]:
     """When the backward pass of the last micro-batch begins: everything is kept, and nothing of it released."""
     size, rollout, schedule = BYTES[config.model.dtype], config.rollout, config.schedule
     master, head = max(4, size), shape.vocabulary * shape.width
-    update = schedule.groups_per_update * (rollout.max_prompt_tokens + schedule.group_size * (rollout.max_tokens - 1))
+    sampled = schedule.groups_per_update * schedule.group_size * rollout.max_tokens
+    group = rollout.max_prompt_tokens + schedule.group_size * (rollout.max_tokens - 1)
+    update = schedule.groups_per_update * group
+    together = group if config.run.deterministic else update
     budget = config.trainer.micro_batch_tokens
-    rows = min(update, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
-    several = update > budget or schedule.groups_per_dispatch not in (None, schedule.groups_per_update)
+    rows = min(together, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
+    several = update > min(budget, together) or schedule.groups_per_dispatch not in (None, schedule.groups_per_update)
     layer = 2 * shape.width + 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 2 * shape.intermediate
     kept, formula = shape.layers * layer, "R L (2 w + 2 (H + K) d + 2 i) b"
     if config.trainer.checkpoint_activations:
         kept, formula = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b"
     copies = 2 + (rollout.temperature != 1) + 2 * (rollout.top_p < 1 or rollout.top_k > 0)
+    chunk = min(config.trainer.head_chunk, sampled)
     items = [
         Memory("trainer", "activations", rows * kept * size, formula),
-        Memory(
-            "trainer",
-            "logits",
-            copies * config.trainer.head_chunk * shape.vocabulary * master,
-            f"{copies} head_chunk V m (logits, probabilities)",
-        ),
-        Memory("trainer", "gradient of the head", 2 * head * master, "2 V w m (sum, addend)"),
+        Memory("trainer", "logits", copies * chunk * shape.vocabulary * master, f"{copies} head_chunk V m (logits, probabilities)"),
+        Memory("trainer", "head in a chunk", (1 + (size < master)) * head * size, "V w b (gradient), in bfloat16 V w b (weights) beside"),
     ]
     if several:
-        items.insert(0, Memory("trainer", "gradients", shape.parameters * master, "P m"))
-    return items
+        return [Memory("trainer", "gradients", shape.parameters * master, "P m"), *items]
+    return [Memory("trainer", "gradient of the head", head * master, "V w m"), *items]
 
 
 def _step_phase(shape: ModelShape, master: int) -> list[Memory]:
-    """When the backward pass ends: all gradients, and that of the embedding once more."""
-    return [
-        Memory("trainer", "gradients", shape.parameters * master, "P m"),
-        Memory("trainer", "gradient of the embedding", shape.vocabulary * shape.width * master, "V w m"),
-    ]
+    """When the backward pass ends: all gradients."""
+    return [Memory("trainer", "gradients", shape.parameters * master, "P m")]
