@@ -135,7 +135,7 @@ def _prefix(values: torch.Tensor, weights: torch.Tensor, top_p: torch.Tensor, to
     """Length of the kept prefix [N] given the largest `values` [N, M], descending; above M where M values do not decide it."""
     unlimited = torch.full_like(top_k, weights.shape[-1])
     limit = torch.where(top_k > 0, torch.minimum(top_k, unlimited), unlimited)
-    inside = torch.arange(values.shape[-1], device=limit.device)[None] < limit[:, None]
+    inside = torch.arange(values.shape[-1])[None] < limit[:, None]
     mass = torch.where(inside, values, 0).cumsum(dim=-1)
     whole = torch.where(limit <= values.shape[-1], mass[:, -1], weights.sum(dim=-1))
     reached = mass >= (top_p.to(weights.dtype) * whole)[:, None]
@@ -155,7 +155,7 @@ def _invert(weights: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor) ->
     # Numbers end at 1 - 2^-24, so the target stays below the total and the clamp matters for rows that are not finite only.
     block = (cumulative <= target[:, None]).sum(dim=-1).clamp(max=sums.shape[-1] - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0], 0)
-    inner = weights.view(len(weights), -1, BLOCK)[torch.arange(len(block), device=block.device), block].cumsum(dim=-1)
+    inner = weights.view(len(weights), -1, BLOCK)[torch.arange(len(block)), block].cumsum(dim=-1)
     place = (inner <= (target - before)[:, None]).sum(dim=-1)
     # The block's own sum may round below its step in the cumulative sum: stop at the last token that adds weight.
     last = (inner < inner[:, -1:]).sum(dim=-1)

@@ -23,8 +23,6 @@ from paceline.core.schedule import Resume, Schedule
 from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
 Direction = Literal["event", "command"]
-CACHE_KIB = 128
-"""Pages that the writer keeps in memory. It appends and never reads: the 2 MB that sqlite would take fill up and are of no use."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS lineage (
@@ -33,6 +31,8 @@ CREATE TABLE IF NOT EXISTS records (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT, lineage INTEGER NOT NULL REFERENCES lineage, now REAL NOT NULL,
     direction TEXT NOT NULL, kind TEXT NOT NULL, json TEXT NOT NULL);
 """
+CACHE_KIB = 128
+"""Pages that the writer keeps in memory. It appends and never reads: the 2 MB that sqlite would take fill up and are of no use."""
 
 
 @dataclass(frozen=True, slots=True)
