@@ -135,7 +135,7 @@ FEW = ("rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4",
 
 
 def items(c: Config, shape: ModelShape = SMALL) -> dict[tuple[str, str], int]:
-    return {(m.process, m.what): m.bytes for m in memory(c, shape)}
+    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch)}
 
 
 def test_memory_items_follow_their_formulas() -> None:
@@ -163,6 +163,12 @@ def test_a_micro_batch_is_no_larger_than_the_update_and_no_smaller_than_one_answ
     exact = items(config(*FEW, "run.deterministic=true"))
     assert exact["trainer", "activations"] == (5 + 8 * 3) * 2 * LAYER * 2, "no micro-batch holds two groups"
     assert exact["trainer", "gradients"] == 4 * SMALL.parameters
+
+
+def test_dispatches_of_a_part_of_an_update_hold_that_part_and_the_gradients_of_those_before() -> None:
+    found = items(config(*FEW, "schedule.preset=pipelined"))
+    assert found["trainer", "activations"] == (5 + 8 * 3) * 2 * LAYER * 2, "by default pipelined takes one of two groups at a time"
+    assert found["trainer", "gradients"] == 4 * SMALL.parameters
 
 
 def test_there_are_no_more_rows_of_logits_than_sampled_tokens() -> None:

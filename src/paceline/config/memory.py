@@ -40,9 +40,9 @@ class Memory:
     formula: str
 
 
-def memory(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
-    """Items of one engine process and of the trainer. Items are summed per process; engines are alike."""
-    return (*_with_overhead(_engine(config, shape)), *_with_overhead(_trainer(config, shape)))
+def memory(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
+    """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D."""
+    return (*_with_overhead(_engine(config, shape)), *_with_overhead(_trainer(config, shape, groups_per_dispatch)))
 
 
 def _with_overhead(items: Sequence[Memory]) -> list[Memory]:
@@ -75,7 +75,7 @@ def _served_formula(size: int) -> str:
     return "P b" if size == BYTES["float64"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
 
 
-def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
+def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
     size = BYTES[config.model.dtype]
     master, head = max(4, size), shape.vocabulary * shape.width
@@ -88,26 +88,25 @@ def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
         stays.append(Memory("trainer", "rounded head", head * master, "V w m"))
     if config.algorithm.kl_weight > 0:
         stays.append(Memory("trainer", "reference model", _served(shape, size), _served_formula(size)))
-    return (*stays, *max(_head_phase(config, shape), _step_phase(shape, master), key=lambda items: sum(item.bytes for item in items)))
+    moments = _head_phase(config, shape, groups_per_dispatch), _step_phase(shape, master)
+    return (*stays, *max(moments, key=lambda items: sum(item.bytes for item in items)))
 
 
-def _head_phase(config: Config, shape: ModelShape) -> list[Memory]:
+def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int) -> list[Memory]:
     """When the backward pass of the last micro-batch begins: everything is kept, and nothing of it released."""
     size, rollout, schedule = BYTES[config.model.dtype], config.rollout, config.schedule
     master, head = max(4, size), shape.vocabulary * shape.width
-    sampled = schedule.groups_per_update * schedule.group_size * rollout.max_tokens
     group = rollout.max_prompt_tokens + schedule.group_size * (rollout.max_tokens - 1)
-    update = schedule.groups_per_update * group
-    together = group if config.run.deterministic else update
+    together = 1 if config.run.deterministic else groups_per_dispatch
     budget = config.trainer.micro_batch_tokens
-    rows = min(together, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
-    several = update > min(budget, together) or schedule.groups_per_dispatch not in (None, schedule.groups_per_update)
+    rows = min(together * group, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
+    several = schedule.groups_per_update * group > min(together * group, budget)
     layer = 2 * shape.width + 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 2 * shape.intermediate
     kept, formula = shape.layers * layer, "R L (2 w + 2 (H + K) d + 2 i) b"
     if config.trainer.checkpoint_activations:
         kept, formula = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b"
     copies = 2 + (rollout.temperature != 1) + 2 * (rollout.top_p < 1 or rollout.top_k > 0)
-    chunk = min(config.trainer.head_chunk, sampled)
+    chunk = min(config.trainer.head_chunk, together * schedule.group_size * rollout.max_tokens)
     items = [
         Memory("trainer", "activations", rows * kept * size, formula),
         Memory("trainer", "logits", copies * chunk * shape.vocabulary * master, f"{copies} head_chunk V m (logits, probabilities)"),

@@ -179,5 +179,5 @@ def plan(config: Config, rows: int | None, shape: ModelShape | None, by_task: Se
         sampled_tokens=sampled_tokens,
         trained_tokens=prompt_tokens + sampled_tokens,
         more_prompts=groups * fixed.refill_limit if fixed.no_signal == "refill" else 0,
-        memory=() if shape is None else memory(config, shape),
+        memory=() if shape is None else memory(config, shape, fixed.groups_per_dispatch),
     )
