@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.config.schema import TrainerConfig
-from paceline.trainers.optimizer import _BLOCK, Optimizer, learning_rate
+from paceline.trainers.optimizer import BLOCK, Optimizer, learning_rate
 from paceline.types.errors import CheckpointError
 
 
@@ -69,7 +69,7 @@ def test_a_step_scales_then_clips_then_does_what_adamw_does(dtype: torch.dtype) 
 def test_steps_in_blocks_give_the_bits_of_torchs_fused_adamw_and_the_norm_that_float64_has() -> None:
     torch.set_num_threads(1)
     shapes = {"large": (1030, 513), "small": (3, 5), "vector": (7,), "unused": (2, 2)}
-    assert _BLOCK < 1030 * 513
+    assert BLOCK < 1030 * 513
     generator = torch.Generator().manual_seed(0)
     ours = {name: torch.randn(shape, generator=generator).requires_grad_() for name, shape in shapes.items()}
     plain = {name: weight.detach().clone().requires_grad_() for name, weight in ours.items()}

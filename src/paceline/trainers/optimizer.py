@@ -11,7 +11,7 @@ from paceline.config.schema import TrainerConfig
 from paceline.types.errors import CheckpointError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_BLOCK = 2**19
+BLOCK = 2**19
 """Numbers of a weight that are moved together: with gradient and moments a few megabytes."""
 
 
@@ -68,8 +68,8 @@ class Optimizer:
         state["step"].add_(1)
         betas, decay = self._config.betas, self._config.weight_decay if weight.ndim >= 2 else 0.0
         gradient = weight.new_zeros(()).expand_as(weight) if weight.grad is None else weight.grad
-        written = (tensor.view(-1).split(_BLOCK) for tensor in (weight, *(state[kind] for kind in _MOMENTS)))
-        for raw, values, first, second in zip(gradient.reshape(-1).split(_BLOCK), *written, strict=True):
+        written = (tensor.view(-1).split(BLOCK) for tensor in (weight, *(state[kind] for kind in _MOMENTS)))
+        for raw, values, first, second in zip(gradient.reshape(-1).split(BLOCK), *written, strict=True):
             torch._fused_adamw_(
                 [values], [raw * scale], [first], [second], [], [state["step"]], lr=rate, beta1=betas[0], beta2=betas[1],
                 weight_decay=decay, eps=self._config.eps, amsgrad=False, maximize=False,
