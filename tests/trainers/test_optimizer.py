@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.config.schema import TrainerConfig
-from paceline.trainers.optimizer import BLOCK, Optimizer, learning_rate
+from paceline.trainers.optimizer import Optimizer, learning_rate
 from paceline.types.errors import CheckpointError
 
 
@@ -66,30 +66,15 @@ def test_a_step_scales_then_clips_then_does_what_adamw_does(dtype: torch.dtype) 
         assert ours[name].grad is None
 
 
-def test_steps_in_blocks_give_the_bits_of_torchs_fused_adamw_and_the_norm_that_float64_has() -> None:
-    torch.set_num_threads(1)
-    shapes = {"large": (1030, 513), "small": (3, 5), "vector": (7,), "unused": (2, 2)}
-    assert BLOCK < 1030 * 513
+def test_the_norm_of_a_large_gradient_is_that_of_float64() -> None:
+    weights = {"matrix": torch.zeros(4000, 300), "vector": torch.zeros(7), "unused": torch.zeros(2, 2)}
+    optimizer = Optimizer({name: weight.requires_grad_() for name, weight in weights.items()}, TrainerConfig())
+    assert optimizer.norm(3.0) == 0.0
     generator = torch.Generator().manual_seed(0)
-    ours = {name: torch.randn(shape, generator=generator).requires_grad_() for name, shape in shapes.items()}
-    plain = {name: weight.detach().clone().requires_grad_() for name, weight in ours.items()}
-    config = TrainerConfig(weight_decay=0.1, clip_norm=0.5)
-    optimizer = Optimizer(ours, config)
-    groups = [{"params": [p for p in plain.values() if (p.ndim >= 2) == matrix], "weight_decay": 0.1 * matrix} for matrix in (True, False)]
-    reference = torch.optim.AdamW(groups, lr=0.01, betas=config.betas, eps=config.eps, fused=True)
-    for _ in range(2):
-        for name, weight in plain.items():
-            weight.grad = torch.zeros_like(weight) if name == "unused" else torch.randn(weight.shape, generator=generator)
-            ours[name].grad = None if name == "unused" else weight.grad.clone()
-        norm = optimizer.norm(3.0)
-        right = torch.cat([weight.grad.double().flatten() for weight in plain.values() if weight.grad is not None]).norm().item() / 3.0
-        assert norm == pytest.approx(right, rel=1e-7)
-        optimizer.step(0.01, 3.0, norm)
-        for weight in plain.values():
-            assert weight.grad is not None
-            weight.grad *= 0.5 / norm / 3.0
-        reference.step()
-    assert all(torch.equal(ours[name], plain[name]) for name in shapes)
+    for name in ("matrix", "vector"):
+        weights[name].grad = torch.randn(weights[name].shape, generator=generator)
+    right = torch.cat([weight.grad.double().flatten() for weight in weights.values() if weight.grad is not None]).norm().item()
+    assert optimizer.norm(3.0) == pytest.approx(right / 3.0, rel=1e-8)
 
 
 def test_a_rate_of_zero_leaves_every_bit_of_weights_and_moments() -> None:
