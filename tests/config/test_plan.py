@@ -207,6 +207,12 @@ def test_float32_needs_no_rounded_head_and_a_reference_model_is_packed_like_the_
     c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
     found = items(c, PACKAGED["smollm2-135m"])
     assert ("trainer", "rounded head") not in found
+    shares = {process: found[process, "allocator"] for process in ("engine", "trainer")}
+    given = {
+        process: sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
+        for process in shares
+    }
+    assert shares == {"engine": given["engine"] // 10, "trainer": given["trainer"] // 5}
     assert found["trainer", "reference model"] == found["engine", "weights"] == 2 * 4 * 134_515_008
     assert items(config("model.dtype=float64"))["engine", "weights"] == 8 * SMALL.parameters, "no kernel packs float64"
     assert found["engine", "KV cache"] == 2 * 30 * 3 * 64 * 4 * 1000

@@ -42,13 +42,18 @@ class Memory:
 
 def memory(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
     """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D."""
-    return (*_with_overhead(_engine(config, shape)), *_with_overhead(_trainer(config, shape, groups_per_dispatch)))
+    narrow = BYTES[config.model.dtype] < 4
+    trainer = _trainer(config, shape, groups_per_dispatch)
+    return (*_with_overhead(_engine(config, shape), 10), *_with_overhead(trainer, 10 if narrow else 5))
 
 
-def _with_overhead(items: Sequence[Memory]) -> list[Memory]:
-    """With what lies unused between the blocks that an allocator has given out."""
+def _with_overhead(items: Sequence[Memory], part: int) -> list[Memory]:
+    """With what lies unused between the blocks that an allocator has given out, a `part`-th of them.
+
+    A trainer in float32 leaves more: gradients take the places of activations there, and are a little larger or smaller.
+    """
     given = sum(item.bytes for item in items if item.what != LIBRARIES)
-    return [*items, Memory(items[0].process, "allocator", given // 10, "a tenth of all but the libraries")]
+    return [*items, Memory(items[0].process, "allocator", given // part, f"1/{part} of all but the libraries")]
 
 
 def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:

@@ -333,7 +333,7 @@ def _grow(weight: torch.Tensor, part: torch.Tensor) -> None:
     if weight.grad is None:
         weight.grad = part.to(weight.dtype)
         return
-    for total, rows in zip(weight.grad.split(_ROWS_TOGETHER), part.split(_ROWS_TOGETHER), strict=True):
+    for total, rows in zip(torch.split(weight.grad, _ROWS_TOGETHER), torch.split(part, _ROWS_TOGETHER), strict=True):
         total += rows
 
 
