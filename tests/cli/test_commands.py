@@ -55,6 +55,11 @@ class FakeWire:
             pass_at={1: 0.25, 4: 0.6},
         )
 
+    def export(self, config: Config, step: int | None, directory: Path | None) -> tuple[Path, Path]:
+        self.asked.append((config, step, directory))
+        run = Path(config.run.dir)
+        return run / "checkpoints" / f"step-{step or 8}", directory or run / f"model-step-{step or 8}"
+
     def audit(self, run_dir: Path) -> AuditReport:
         self.asked.append((run_dir,))
         return self.report
@@ -328,6 +333,31 @@ def test_evaluating_without_held_out_problems_is_refused(wire: FakeWire) -> None
     done = call("eval", "smollm2-135m", "--config", QUICKSTART, "~eval")
     assert done.exit_code == 2
     assert "eval.task is unset" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "says"),
+    [((), (None, None), "run here/model-step-8"), (("--step", "4", "-o", "out"), (4, Path("out")), "out")],
+)
+def test_exporting_a_checkpoint_says_where_the_model_lies_and_how_it_is_scored(
+    wire: FakeWire, tmp_path: Path, words: tuple[str, ...], asked: tuple[object, ...], says: str
+) -> None:
+    run = tmp_path / "run here"
+    run.mkdir()
+    (run / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.dir=moved since"])))
+    done = call("export", str(run), *words)
+    assert done.exit_code == 0, done.output
+    config, *rest = wire.asked[0]
+    assert isinstance(config, Config)
+    assert (config.run.dir, *rest) == (str(run), *asked), "a run directory that was moved is read where it lies"
+    assert says in done.stdout
+    assert f"--config '{run}/config.toml'" in done.stdout
+
+
+def test_exporting_what_is_no_run_is_refused(wire: FakeWire, tmp_path: Path) -> None:
+    done = call("export", str(tmp_path))
+    assert (done.exit_code, wire.asked) == (2, [])
+    assert "holds no config.toml" in done.stderr
 
 
 @pytest.mark.parametrize(

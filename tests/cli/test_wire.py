@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from paceline.ports.pool import WorkerSpec
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import Origin, RunDir
 from paceline.tasks.task import RowTask
-from paceline.types.errors import WorkerLost
+from paceline.types.errors import ConfigError, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Prompt
 
@@ -71,6 +72,31 @@ async def test_a_data_worker_that_is_stuck_is_lost_by_name_after_its_deadline() 
     with pytest.raises(WorkerLost, match=r"worker data did not answer load within 0\.05 s and was killed"):
         async with asyncio.timeout(10):
             await wire._load_data(StuckPool(), config, training=True, evaluation=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "directory", "words", "says"),
+    [
+        (None, None, (), "has no complete checkpoint (complete: none"),
+        (3, None, ("step-1", "step-2"), "it has no step-3 (complete: step-1, step-2"),
+        (2, "there", ("step-2", "../there"), "there: exists already"),
+    ],
+)
+def test_an_export_without_a_checkpoint_or_into_a_directory_that_is_there_is_refused(
+    tmp_path: Path, step: int | None, directory: str | None, words: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in words:
+        (tmp_path / "checkpoints" / name).mkdir()
+    config = load(None, ["task.name=chain_sum", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        wire.export(config, step, None if directory is None else tmp_path / directory)
+
+
+def test_an_emulated_run_has_no_weights_to_export(tmp_path: Path) -> None:
+    config = load(None, ["task.kind=synthetic", "rollout.engine=emulated", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="such a run has no weights"):
+        wire.export(config, None, None)
 
 
 def rows_of(*golds: str) -> dict[str, RowTask]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,21 @@ def evaluate(
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)
         tell_evaluation(result, out)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="New directory to write; default: model-step-N in RUN.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="The checkpoint after this update; default: the newest.")] = None,
+) -> None:
+    """Write the weights of a checkpoint as a Hugging Face directory. What a run trained to its end lies in RUN/model already."""
+    with _told():
+        if not (run / "config.toml").is_file():
+            raise ConfigError(f"{run}: is no run directory, it holds no config.toml")
+        checkpoint, model = wire().export(load(run / "config.toml", [f"run.dir={run}"]), step, output)
+        typer.echo(f"model: {model} (the weights of {checkpoint})")
+        typer.echo(f"score it: paceline eval {shlex.quote(str(model))} --config {shlex.quote(str(run / 'config.toml'))}")
 
 
 @app.command()

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
-from paceline.config.schema import Config, TaskConfig
+from paceline.config.schema import AlgorithmConfig, Config, TaskConfig, TrainerConfig
 from paceline.core.evaluation import summarize
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
@@ -32,7 +32,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, RunDir, read_origin, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
@@ -79,6 +79,26 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
     path, label = (str(run.model), _exported(run, on_progress)) if run.ledger.is_file() else (model, model)
     chosen = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     return asyncio.run(_evaluate(chosen, label, on_progress))
+
+
+def export(config: Config, step: int | None, directory: Path | None) -> tuple[Path, Path]:
+    """Write the weights of a checkpoint of the run in `config.run.dir` as a Hugging Face directory, which must be new.
+
+    step: the update after which it was written; None = the newest. directory: by default `model-step-N` in the run directory. Returns
+    checkpoint and directory. Raises ConfigError for what is not there, CheckpointError for what cannot be read, StorageError for what
+    cannot be written.
+    """
+    if _emulates(config):
+        raise ConfigError("rollout.engine = emulated: such a run has no weights")
+    rundir = RunDir(Path(config.run.dir))
+    checkpoint = _checkpoint(rundir, step)
+    target = directory or rundir.root / f"model-{checkpoint.name}"
+    if target.exists():
+        raise ConfigError(f"{target}: exists already; choose another directory with --output")
+    info = read_resume(checkpoint)
+    asyncio.run(_export(config, checkpoint, target))
+    write_durably(target / ORIGIN, json.dumps(asdict(Origin(info.lineage, info.update))).encode())
+    return checkpoint, target
 
 
 def audit(run_dir: Path) -> AuditReport:
@@ -150,6 +170,28 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
         emulated=config.rollout.engine == "emulated",
         resumable=rundir.latest_checkpoint() is not None,
     )
+
+
+def _checkpoint(run: RunDir, step: int | None) -> Path:
+    wanted = run.latest_checkpoint() if step is None else run.checkpoints / f"step-{step}"
+    if wanted is None or not wanted.is_dir():
+        present = sorted(path.name for path in run.checkpoints.glob("step-*"))
+        which = "it has no complete checkpoint" if step is None else f"it has no step-{step}"
+        raise ConfigError(f"{run.root}: {which} (complete: {', '.join(present) or 'none'}; run.checkpoint_every writes them)")
+    return wanted
+
+
+async def _export(config: Config, checkpoint: Path, directory: Path) -> None:
+    """By a trainer that restores and writes, as at the end of a run; loss and optimizer do not matter to it."""
+    plain = config.model_copy(update={"algorithm": AlgorithmConfig(), "trainer": TrainerConfig()})
+    pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s)
+    seat = Seat(pool, _trainer_spec(plain), config.pool.answer_timeout_s)
+    try:
+        await seat.fill(lambda report: None, lambda reason: None)
+        await seat.call("restore", str(checkpoint))
+        await seat.call("export", str(directory))
+    finally:
+        await seat.stop(1.0)
 
 
 async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:
