@@ -144,7 +144,7 @@ TASK: list[Rule[TaskConfig]] = [
     *only("name parameters seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
     *only("size", lambda t: t.kind != "file", "it belongs to the kinds reasoning_gym and synthetic"),
     *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
-    *only("system template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
+    *only("template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
     Rule(
         "synthetic_has_no_text",
         ("kind", "system", "suffix", "template", "template_arguments"),

@@ -32,7 +32,7 @@ class TaskConfig(Section):
     gold_pattern: str | None = None
     """file: regular expression; its last match's group 1 in the gold column is the gold (GSM8K: `####\\s*(.+)`)."""
     system: str | None = None
-    """System message put before the question; unset = the template's own default."""
+    """System message put before the question (plain: a text before it); unset = the template's own default (plain: none)."""
     suffix: str = ""
     """Text appended to the question."""
     template: Literal["chat", "plain"] = "chat"
