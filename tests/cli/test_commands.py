@@ -133,8 +133,8 @@ def test_a_plan_says_what_counts_what() -> None:
     assert rows["updates"] == "5 of 8 groups (prompts) x 8 samples"
     assert rows["rounds"] == "3 of 16 groups under one version"
     assert rows["publishes"].startswith("4 ")
-    assert rows["checkpoints"] == "one at the end; a crash begins at the start (run.checkpoint_every)"
-    assert plan_rows("run.checkpoint_every=3")["checkpoints"] == "every 3 updates, at the publish that follows, and one at the end"
+    assert rows["checkpoints"] == "one at the end: a crash begins at the start"
+    assert plan_rows("run.checkpoint_every=3")["checkpoints"] == "every 3 updates (at the publish after), and at the end"
     assert rows["prompts per epoch"].startswith("<= 128 ")
     assert rows["updates per epoch"].startswith("16 ")
     assert rows["epochs"].startswith("0.312 ")

@@ -97,8 +97,8 @@ def _training(s: Schedule) -> tuple[str, str]:
 def _checkpoints(s: Schedule) -> tuple[str, str]:
     """How much a crash leaves to be made again."""
     if s.checkpoint_every:
-        return f"every {s.checkpoint_every}", "updates, at the publish that follows, and one at the end"
-    return "one", "at the end; a crash begins at the start (run.checkpoint_every)"
+        return f"every {s.checkpoint_every}", "updates (at the publish after), and at the end"
+    return "one", "at the end: a crash begins at the start"
 
 
 _UNFINISHED = {
