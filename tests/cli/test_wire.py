@@ -13,6 +13,7 @@ import pytest
 
 from paceline.cli import wire
 from paceline.config.load import load
+from paceline.config.schema import ScheduleConfig
 from paceline.core.schedule import Resume, Schedule
 from paceline.ports.fakes.pool import InlinePool, InlineWorker
 from paceline.ports.pool import WorkerSpec
@@ -72,6 +73,13 @@ async def test_a_data_worker_that_is_stuck_is_lost_by_name_after_its_deadline() 
     with pytest.raises(WorkerLost, match=r"worker data did not answer load within 0\.05 s and was killed"):
         async with asyncio.timeout(10):
             await wire._load_data(StuckPool(), config, training=True, evaluation=False)
+
+
+def test_a_configuration_built_in_python_is_refused_like_one_from_a_file(tmp_path: Path) -> None:
+    good = load(None, ["task.name=chain_sum", f"run.dir={tmp_path / 'run'}"])
+    with pytest.raises(ConfigError, match="whole_updates_per_round"):
+        wire.train(good.model_copy(update={"schedule": ScheduleConfig(groups_per_round=12)}))
+    assert not (tmp_path / "run").exists(), "before anything is made"
 
 
 @pytest.mark.parametrize(

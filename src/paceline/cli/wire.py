@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, reward_name, task_name, training_tasks
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
@@ -58,6 +58,7 @@ def train(
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
+    ensure(config)  # it may have been built in Python
     tracking.require(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
