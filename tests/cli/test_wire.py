@@ -19,6 +19,7 @@ from paceline.ports.fakes.pool import InlinePool, InlineWorker
 from paceline.ports.pool import WorkerSpec
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import Origin, RunDir
+from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
 from paceline.types.errors import ConfigError, WorkerLost
 from paceline.types.progress import Progress
@@ -110,6 +111,19 @@ def test_an_emulated_run_has_no_weights_to_export(tmp_path: Path) -> None:
 def rows_of(*golds: str) -> dict[str, RowTask]:
     prompts = [Prompt(i, i, np.array([1, 2], dtype=np.int32), f"question {i}", gold) for i, gold in enumerate(golds)]
     return {"sums": RowTask(prompts, seed=0, shuffle=False, counts={"read": len(golds)})}
+
+
+def test_rows_that_were_left_out_are_counted_and_the_first_of_them_named() -> None:
+    prompts, why = rows_of("4", "5")["sums"].every_row(), ("rows.jsonl line 2: no text", "rows.jsonl line 4: not JSON", "a third")
+    sums = RowTask(prompts, seed=0, shuffle=False, counts={"read": 5, "bad": 3}, skipped=why)
+    left_out = [f"left out: {reason}" for reason in why[:2]]
+    assert list(wire._counted(sums)) == ["task: 2 prompts of 5 rows; left out: 3 bad", *left_out]
+    both = Mixture({"sums": sums, "words": rows_of("a", "b")["sums"]}, None)
+    assert list(wire._counted(both)) == [
+        "task sums: 50.0% of the prompts; 2 prompts of 5 rows; left out: 3 bad",
+        *(f"left out of sums: {reason}" for reason in why[:2]),
+        "task words: 50.0% of the prompts; 2 prompts of 2 rows",
+    ]
 
 
 def test_a_dataset_that_changed_is_told_by_its_rows_and_by_its_fingerprint_where_those_were_not_kept(tmp_path: Path) -> None:

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.keys import field_at
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SCRIPT = re.compile(r"`(benchmarks/\w+\.py)`")
+KEY = re.compile(r"`~?((?:run|model|task|mix|reward|rollout|schedule|algorithm|trainer|pool|emulated|eval|tracking)\.[\w.]+)[`=]")
+ELSEWHERE = {"rollout.n", "model.name"}
+"""Keys of other trainers."""
+FILE = re.compile(r".*\.(py|json|jsonl|md|safetensors)")
 CASE = re.compile(r"^\| ([A-Z]\d\d): ", re.MULTILINE)
 CASES = {
     *("A01", "A03", "A07", "A09", "A10"),
@@ -44,6 +50,14 @@ def test_a_page_links_only_to_what_exists(page: Path) -> None:
     places = [page.parent / link for link in LINK.findall(text) if not link.startswith("http")]
     places += [ROOT / script for script in SCRIPT.findall(text)]
     assert [str(place) for place in places if not place.exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_key_that_a_page_names_is_a_key(page: Path) -> None:
+    named = set(KEY.findall(page.read_text(encoding="utf-8"))) - ELSEWHERE
+    free = re.compile(r"(.*\.(?:parameters|arguments|template_arguments))\.\w+")
+    unknown = [key for key in named if not FILE.fullmatch(key) and field_at(free.sub(r"\1", key).replace(".N.", ".0.")) is None]
+    assert unknown in ([], ["trainer.learning_rat"]), "the one that a page shows to be refused"
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -301,12 +301,19 @@ def _eval_plan(config: Config, data: Data) -> EvalPlan:
     )
 
 
-def _counted(task: RowTask | Mixture) -> list[str]:
-    """Rows of every task and what became of the others, in words."""
+REASONS = 2
+"""Rows left out whose reasons are told; a panel shows three notices."""
+
+
+def _counted(task: RowTask | Mixture) -> Iterator[str]:
+    """Rows of every task, what became of the others, and why the first of these were left out, in words."""
     if isinstance(task, RowTask):
-        return [f"task: {_rows_in_words(task)}"]
-    shares = zip(task.tasks.items(), task.shares, strict=True)
-    return [f"task {name}: {share / len(task):.1%} of the prompts; {_rows_in_words(part)}" for (name, part), share in shares]
+        yield f"task: {_rows_in_words(task)}"
+        yield from (f"left out: {reason}" for reason in task.skipped[:REASONS])
+        return
+    for (name, part), share in zip(task.tasks.items(), task.shares, strict=True):
+        yield f"task {name}: {share / len(task):.1%} of the prompts; {_rows_in_words(part)}"
+        yield from (f"left out of {name}: {reason}" for reason in part.skipped[:REASONS])
 
 
 def _rows_in_words(task: RowTask) -> str:
