@@ -208,9 +208,7 @@ def _print_plan(config: Config) -> None:
     if not console.is_terminal:
         console.width = 140
     rows = [task_rows(task, key) for key, task in (("task", config.task), *((f"mix.{i}", task) for i, task in enumerate(config.mix)))]
-    known = [count for count in rows if count is not None]
-    total = sum(known) if len(known) == len(rows) else None
-    console.print(plan_text(make_plan(config, total, _shape(config), rows)))
+    console.print(plan_text(make_plan(config, rows, _shape(config))))
 
 
 def _shape(config: Config) -> ModelShape | None:

@@ -143,19 +143,18 @@ def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
 
 def _by_task(config: Config, groups: int, rows: Sequence[int | None]) -> tuple[tuple[str, int], ...]:
     tasks = training_tasks(config)
-    weights = [task.weight if task.weight is not None else count for task, count in zip(tasks, rows, strict=False)]
+    weights = [task.weight if task.weight is not None else count for task, count in zip(tasks, rows, strict=True)]
     known = [weight for weight in weights if weight is not None]
     if not config.mix or len(known) < len(tasks):
         return ()
     return tuple((task_name(task), round(groups * weight / sum(known))) for task, weight in zip(tasks, known, strict=True))
 
 
-def plan(config: Config, rows: int | None, shape: ModelShape | None, by_task: Sequence[int | None] = ()) -> Plan:
-    """Counts, token limits and memory of a run. `rows` = prompts per epoch, None = unknown; `shape` None leaves the memory out.
-
-    by_task: rows of each task of a mixture.
-    """
+def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None) -> Plan:
+    """Counts, token limits and memory of a run. by_task: rows of each training task, None = unknown; `shape` None leaves the memory out."""
     fixed = schedule(config)
+    known = [count for count in by_task if count is not None]
+    rows = sum(known) if len(known) == len(by_task) else None
     groups = fixed.total_updates * fixed.groups_per_update
     if rows is not None and config.run.epochs is not None:
         groups = min(groups, config.run.epochs * rows)
