@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something the machine waits for: who owes it, what it is, since when, and when it is named in a Warn (next)."""
+    """Something the machine waits for: who owes it, what it is, since when, and when it is named in a Warn (next); seconds on its clock."""
 
     kind: str
     owner: str

@@ -148,10 +148,14 @@ class Serving:
         m.groups.end(group)
         m.out.tell(Terminal(m.out.next_id(), group.id, state, why))
         self._intake.fell_out(group, replace)
+        self._stop_when_fruitless(why)
+
+    def _stop_when_fruitless(self, why: str) -> None:
+        """A verifier that judges everything alike must not spin for ever."""
+        m, fruitless = self._m, self._intake.fruitless
         limit = m.schedule.empty_limit * m.schedule.groups_per_publish
-        if limit and self._intake.fruitless >= limit and m.leaving is None:
-            count = self._intake.fruitless
-            m.fail_run(f"{count} groups in a row were filtered or failed (empty_limit = {m.schedule.empty_limit}); the last: {why}")
+        if limit and fruitless >= limit and m.leaving is None:
+            m.fail_run(f"{fruitless} groups in a row were filtered or failed (empty_limit = {m.schedule.empty_limit}); the last: {why}")
 
     def abort(self, sample: Sample, why: str) -> None:
         """End a running sample without a result. Its slot is free once the instance says so."""
