@@ -152,10 +152,9 @@ class Serving:
 
     def _stop_when_fruitless(self, why: str) -> None:
         """A verifier that judges everything alike must not spin for ever."""
-        m, fruitless = self._m, self._intake.fruitless
-        limit = m.schedule.empty_limit * m.schedule.groups_per_publish
-        if limit and fruitless >= limit and m.leaving is None:
-            m.fail_run(f"{fruitless} groups in a row were filtered or failed (empty_limit = {m.schedule.empty_limit}); the last: {why}")
+        m, fruitless, most = self._m, self._intake.fruitless, self._m.schedule.empty_limit
+        if most and fruitless >= most * m.schedule.groups_per_publish and m.leaving is None:
+            m.fail_run(f"{fruitless} groups in a row were filtered or failed (schedule.empty_limit = {most}); the last: {why}")
 
     def abort(self, sample: Sample, why: str) -> None:
         """End a running sample without a result. Its slot is free once the instance says so."""
