@@ -150,11 +150,15 @@ def _by_task(config: Config, groups: int, rows: Sequence[int | None]) -> tuple[t
     return tuple((task_name(task), round(groups * weight / sum(known))) for task, weight in zip(tasks, known, strict=True))
 
 
+def _all_rows(by_task: Sequence[int | None]) -> int | None:
+    known = [count for count in by_task if count is not None]
+    return sum(known) if len(known) == len(by_task) else None
+
+
 def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None) -> Plan:
     """Counts, token limits and memory of a run. by_task: rows of each training task, None = unknown; `shape` None leaves the memory out."""
     fixed = schedule(config)
-    known = [count for count in by_task if count is not None]
-    rows = sum(known) if len(known) == len(by_task) else None
+    rows = _all_rows(by_task)
     groups = fixed.total_updates * fixed.groups_per_update
     if rows is not None and config.run.epochs is not None:
         groups = min(groups, config.run.epochs * rows)
