@@ -24,7 +24,7 @@ from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit,
 from paceline.cli.timeline import Format, timeline
 from paceline.config.checks import warnings
 from paceline.config.faults import refuse
-from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
+from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows, task_sections
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
@@ -80,7 +80,10 @@ def train(
 
 @app.command()
 def plan(words: _Words = None, set_: _Set = None) -> None:
-    """Print what a configuration amounts to: the same as train --dry-run."""
+    """Print what a configuration amounts to.
+
+    The same as train --dry-run.
+    """
     with _told():
         _print_plan(_load(words, set_))
 
@@ -92,7 +95,10 @@ def evaluate(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: the run's own config.toml.")] = None,
     set_: _Set = None,
 ) -> None:
-    """Score a model on eval.task: greedy, sampled and pass@k."""
+    """Score a model on eval.task.
+
+    Greedy, sampled and pass@k, with 95 % intervals.
+    """
     with _told():
         settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
         _present(settings)
@@ -110,7 +116,10 @@ def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New directory to write; default: model-step-N in RUN.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="The checkpoint after this update; default: the newest.")] = None,
 ) -> None:
-    """Write the weights of a checkpoint as a Hugging Face directory. What a run trained to its end lies in RUN/model already."""
+    """Write a checkpoint as a Hugging Face directory.
+
+    What a run trained to its end lies in RUN/model already.
+    """
     with _told():
         if not (run / "config.toml").is_file():
             raise ConfigError(f"{run}: is no run directory, it holds no config.toml")
@@ -121,7 +130,10 @@ def export(
 
 @app.command()
 def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Check the rules of a run over its ledger: exactly once, whole groups, pinned, bounded, publish."""
+    """Check the rules of a run over its ledger.
+
+    Exactly once, whole groups, pinned versions, bounded staleness, publishes; and that its events give its decisions again.
+    """
     with _told():
         if not (run / "ledger.sqlite").is_file():
             raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
@@ -140,7 +152,10 @@ def draw(
     ] = None,
     end: Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="Leave out what began after.")] = None,
 ) -> None:
-    """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""
+    """Draw a run, and say what its time went into.
+
+    From the ledger, as a trace for ui.perfetto.dev or as one SVG.
+    """
     with _told():
         only = Range(-math.inf if start is None else start, math.inf if end is None else end)
         for line in timeline(run, output, form, lineage, only):
@@ -153,7 +168,10 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: report.html in RUN.")] = None,
     samples: Annotated[int, typer.Option("--samples", min=0, help="Trajectories that are shown at most.")] = 240,
 ) -> None:
-    """Write one offline page of a run: curves, timeline, waiting and its causes, samples, configuration, audit."""
+    """Write one offline page of a run.
+
+    Curves, timeline, waiting and its causes, samples, configuration, audit.
+    """
     with _told():
         for line in reports().report(run, output, samples):
             typer.echo(line)
@@ -161,7 +179,10 @@ def report(
 
 @app.command()
 def doctor(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Say what a live or dead run waits for, and what went wrong. Exit code 0: nothing needs you; 1: something does; 2: no run is there."""
+    """Say what a run waits for, and what went wrong.
+
+    Of a live or a dead run. Exit code 0: nothing needs you; 1: something does; 2: no run is there.
+    """
     with _told():
         lines, healthy = reports().doctor(run)
         for line in lines:
@@ -207,7 +228,7 @@ def _print_plan(config: Config) -> None:
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140
-    rows = [task_rows(task, key) for key, task in (("task", config.task), *((f"mix.{i}", task) for i, task in enumerate(config.mix)))]
+    rows = [task_rows(task, section) for section, task in task_sections(config).items() if section != "eval.task"]
     console.print(plan_text(make_plan(config, rows, _shape(config))))
 
 

@@ -18,11 +18,12 @@ from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
 from paceline.config.checks import ensure, reward_name, task_name, training_tasks
+from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
-from paceline.config.schema import AlgorithmConfig, Config, TaskConfig, TrainerConfig
+from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
 from paceline.core.evaluation import summarize
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
@@ -340,10 +341,6 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
-def _every_task(config: Config) -> list[TaskConfig]:
-    return [*training_tasks(config), *([config.eval.task] if config.eval.task else [])]
-
-
 def _emulates(config: Config) -> bool:
     return config.rollout.engine == "emulated"
 
@@ -362,7 +359,8 @@ def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
         "verifiers": config.pool.verifiers,
     }
-    generators = {task_name(t): {"name": t.name, "parameters": t.parameters} for t in _every_task(config) if t.kind == "reasoning_gym"}
+    tasks = [task for task in task_sections(config).values() if task.kind == "reasoning_gym"]
+    generators = {task_name(task): {"name": task.name, "parameters": task.parameters} for task in tasks}
     if generators:
         arguments |= {"scorer": "paceline.tasks.gym:scorers", "scorer_arguments": {"tasks": generators}}
     return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
@@ -431,12 +429,13 @@ def trainer_body(config: Config) -> WorkerBody:
 def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.contents import contents
-    from paceline.cli.data import DataBody
+    from paceline.cli.data import DataBody, placed
     from paceline.tasks.files import check_columns
 
-    for task in _every_task(config):
+    for section, task in task_sections(config).items():
         if task.kind == "file":
-            check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
+            with placed(section):
+                check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
     if _emulates(config):
         from paceline.tasks.synthetic import SyntheticTokenizer
 
