@@ -265,6 +265,7 @@ def _told() -> Iterator[None]:
     except (PacelineError, OSError) as error:  # also no permission, no such file: the error names it
         raise _failed(error) from error
     except KeyboardInterrupt as error:
+        typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
 
 
