@@ -4,8 +4,9 @@ reason."""
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
 _GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model")
 _ROLES = ("system", "user", "assistant", "tool")
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
 _PLAIN_DIGITS = 4000
 """Python refuses to make an int of more than 4,300 digits from text; longer ones stay text."""
 
@@ -68,10 +70,10 @@ def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, An
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """(place, record or what is wrong) per line that is not blank; a byte order mark is skipped."""
+    """(place, record or what is wrong) per line that is not blank; a byte order mark is skipped, also where files were joined."""
     with path.open("rb") as file:
         for line_number, line in enumerate(file, start=1):
-            content = line.removeprefix(b"\xef\xbb\xbf") if line_number == 1 else line
+            content = line.removeprefix(b"\xef\xbb\xbf")
             if content.strip():
                 yield f"{path.name} line {line_number}", _json_record(content)
 
@@ -127,14 +129,34 @@ def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _records_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals."""
-    records: list[dict[str, Any]] = batch.to_pylist()
-    narrow = [(field.name, field.type.to_pandas_dtype()) for field in batch.schema if pa.types.is_floating(field.type)]
-    for name, kind in narrow:
-        if kind is not np.float64:
-            for record in records:
-                record[name] = None if record[name] is None else float(str(kind(record[name])))
+    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals. Raises
+    DataError for a column with values that Python does not have."""
+    records: list[dict[str, Any]] = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            values = column.to_pylist()
+        except (ValueError, OverflowError) as error:  # a time to the nanosecond, a year beyond 9999
+            raise DataError(f"column {field.name!r} ({field.type}): {error}") from error
+        records = records or [{} for _ in values]
+        widen = _widening(field.type)
+        for record, value in zip(records, values, strict=True):
+            record[field.name] = value if widen is None or value is None else widen(value)
     return records
+
+
+def _widening(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """How a value of a type becomes one without narrow floats in it; None where it has none. Lists stay: what is long is no gold."""
+    if pa.types.is_dictionary(kind):
+        return _widening(kind.value_type)
+    if pa.types.is_floating(kind):
+        narrow = kind.to_pandas_dtype()
+        return None if narrow is np.float64 else lambda value: float(str(narrow(value)))
+    if not pa.types.is_struct(kind):
+        return None
+    inner = {field.name: widen for field in kind if (widen := _widening(field.type)) is not None}
+    if not inner:
+        return None
+    return lambda value: {k: inner[k](item) if k in inner and item is not None else item for k, item in value.items()}
 
 
 def _data_files(path: Path) -> list[Path]:
@@ -152,7 +174,10 @@ def _data_files(path: Path) -> list[Path]:
 
 
 def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> None:
-    """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it."""
+    """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it, or that has one twice."""
+    twice = sorted({name for name in present if present.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}: {', '.join(map(repr, twice))} is the name of more than one column")
     problems = []
     for key, column, usual in _missing_columns(config, present):
         candidates = [name for name in usual if name in present]
@@ -208,6 +233,8 @@ def _question(value: Any) -> tuple[str, tuple[Mapping[str, Any], ...] | None]:
     if isinstance(value, str):
         if not value.strip():
             raise DataError("empty")
+        if _MESSAGES_AS_TEXT.match(value):
+            raise DataError("messages written as text; they must be a list")
         return value, None
     if not isinstance(value, list):
         raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a list of messages")
@@ -232,6 +259,8 @@ def _message(position: int, value: Any) -> Mapping[str, Any]:
 def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number")
+    if not isinstance(value, str) and not math.isfinite(value):
+        raise DataError(f"{value} is no answer")  # a table's mark for a missing number, or one that was too large for a float
     text = str(value)
     if pattern is None:
         return text
