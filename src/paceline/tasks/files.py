@@ -1,5 +1,5 @@
-"""Rows of JSONL and Parquet files and of saved datasets, with column mapping. A row that cannot be used comes out as a BadRow with its
-reason."""
+"""Rows of JSONL and Parquet files, of directories of them and of saved datasets, with column mapping. A row that cannot be used comes out
+as a BadRow with its reason."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from paceline.tasks.rows import BadRow, Row
 from paceline.types.errors import ConfigError, DataError
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
+_PARQUET = ".parquet"
+_NUMBERED = re.compile(r"[-_.]?[0-9]+(?:-of-[0-9]+)?$")
 _QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
 _GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model")
 _ROLES = ("system", "user", "assistant", "tool")
@@ -54,19 +57,34 @@ def check_columns(config: TaskConfig) -> None:
 def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, Any] | str]]:
     """(place, record or what is wrong) of every row, once the mapped columns are known to be there."""
     if path.is_dir():
-        return _arrow(config, path)
+        shards = _shards(path)
+        return chain.from_iterable(_records(config, shard) for shard in shards) if shards else _arrow(config, path)
     if not path.is_file():
-        raise DataError(f"task.path = {config.path!r}: no such file or directory")
+        raise DataError(f"task.path = {str(path)!r}: no such file or directory")
     if path.suffix in _JSON_SUFFIXES:
         lines = list(_json_lines(path))
         present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
         _require_columns(config, path, list(present))
         return lines
-    if path.suffix == ".parquet":
+    if path.suffix == _PARQUET:
         return _parquet(config, path)
     raise ConfigError(
-        f"task.path = {config.path!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, '.parquet'))}, or a saved dataset"
+        f"task.path = {str(path)!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, _PARQUET))}, a directory of such files, or a "
+        "saved dataset"
     )
+
+
+def _shards(path: Path) -> list[Path]:
+    """The files of a directory that are the parts of one table, by name; none where `datasets` saved one. Refuses those of several."""
+    if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return []
+    files = sorted(file for file in path.iterdir() if file.suffix in (*_JSON_SUFFIXES, _PARQUET))
+    tables = sorted({_NUMBERED.sub("", file.stem) + file.suffix for file in files})
+    if len(tables) > 1:
+        raise DataError(
+            f"task.path = {str(path)!r}: holds several tables ({', '.join(tables)}); name a file, or a directory with one of them"
+        )
+    return files
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -110,7 +128,7 @@ def _parquet(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, An
                 yield f"{path.name} row {number}", record
                 number += 1
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"task.path = {config.path!r}: not a readable Parquet file: {error}") from error
+        raise DataError(f"task.path = {str(path)!r}: not a readable Parquet file: {error}") from error
 
 
 def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -259,7 +277,7 @@ def _message(position: int, value: Any) -> Mapping[str, Any]:
 def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number")
-    if not isinstance(value, str) and not math.isfinite(value):
+    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, Decimal) and not value.is_finite()):
         raise DataError(f"{value} is no answer")  # a table's mark for a missing number, or one that was too large for a float
     text = str(value)
     if pattern is None:
