@@ -24,8 +24,8 @@ from paceline.rewards.spelling import Unreadable, explicit
 
 _DIGITS = 20
 _WORKING_DIGITS = 200
-_AGREEMENT = Fraction(1, 10**15)
-_NOTHING = Fraction(1, 10**100)
+_AGREEMENT = sympy.Rational(1, 10**15)
+_NOTHING = sympy.Rational(1, 10**100)
 """What is smaller than this after 200 working digits is rounding."""
 _LETTERS = re.compile(r"[A-Za-z](?:/[A-Za-z])?(?:\^[23])?")
 _EITHER = re.compile(r"([-+]?[0-9]+)e([-+][0-9]+)")
@@ -290,8 +290,8 @@ def _indistinguishable(a: Any, b: Any, point: dict[Any, Any]) -> bool:
     try:
         x, y = (side.evalf(_DIGITS, maxn=_WORKING_DIGITS, subs=point, strict=True) for side in (a, b))
     except PrecisionExhausted:
-        return all(bool(abs(side.evalf(_DIGITS, maxn=_WORKING_DIGITS, subs=point)) < _NOTHING) for side in (a, b))
-    return bool(abs(x - y) <= abs(x) * _AGREEMENT)
+        return all(abs(side.evalf(_DIGITS, maxn=_WORKING_DIGITS, subs=point)).evalf() < _NOTHING for side in (a, b))
+    return bool(abs(x - y).evalf() <= abs(x).evalf() * _AGREEMENT)
 
 
 def _points(names: Sequence[Any]) -> list[dict[Any, Any]]:

@@ -59,11 +59,15 @@ class MathVerifier:
     def problems(self, golds: Sequence[str | None]) -> list[str | None]:
         """What is wrong with each gold, None where nothing is: no answer in it, no reading, or no value."""
         found = [_gold(gold) for gold in golds]
-        problems: list[str | None] = [answer.reason or None for answer in found]
-        jobs = {i: Job(answer.text, None) for i, answer in enumerate(found) if answer.text is not None and _number(answer.text) is None}
-        for i, outcome in zip(jobs, self._bench.compare(list(jobs.values()), self.timeout_s), strict=True):
-            if outcome.status != "right":
-                problems[i] = f"gold {_short(golds[i])} cannot be read as mathematics: {_told(outcome)}"
+        texts = list(dict.fromkeys(answer.text for answer in found if answer.text is not None and _number(answer.text) is None))
+        outcomes = dict(zip(texts, self._bench.compare([Job(text, None) for text in texts], self.timeout_s), strict=True))
+        problems: list[str | None] = []
+        for gold, answer in zip(golds, found, strict=True):
+            outcome = None if answer.text is None else outcomes.get(answer.text)
+            bad = outcome is not None and outcome.status != "right"
+            problems.append(
+                f"gold {_short(gold)} cannot be read as mathematics: {_told(outcome)}" if outcome and bad else answer.reason or None
+            )
         return problems
 
     def scores(self, pairs: Sequence[tuple[str | None, str]]) -> list[Score]:

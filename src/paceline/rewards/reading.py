@@ -34,7 +34,8 @@ _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|['-])*(?:[\s,]+[^\W\d_](?:[^\W\d_]|['-
 _SHORT_WORDS = frozenset({"no", "or", "on", "at", "up"})
 _SENTENCE = re.compile(r"[\w\s.,'-]+")
 _CHOICE = re.compile(
-    r"(?:\\text\{\s*\(([A-J])\)\s*\}\s*|\(\s*(?:\\text\{)?([A-J])\}?\s*\)\s+)(?![-+*/^=<>:!|]|\\(?:cdot|cup|cap|le|ge|ne|in)(?![A-Za-z]))(\S.*)",
+    r"(?:\\text\{\s*\(([A-J])\)\s*\}\s*|\(\s*(?:\\text\{)?([A-J])\}?\s*\)\s+)"
+    r"(?![-+*/^=<>:!|,;]|(?:and|or)(?![A-Za-z])|\\text\{\s*(?:and|or)|\\(?:cdot|cup|cap|le|ge|ne|in)(?![A-Za-z]))(\S.*)",
     re.DOTALL,
 )
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
