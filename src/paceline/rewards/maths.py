@@ -60,15 +60,12 @@ class MathVerifier:
         """What is wrong with each gold, None where nothing is: no answer in it, no reading, or no value."""
         found = [_gold(gold) for gold in golds]
         texts = list(dict.fromkeys(answer.text for answer in found if answer.text is not None and _number(answer.text) is None))
-        outcomes = dict(zip(texts, self._bench.compare([Job(text, None) for text in texts], self.timeout_s), strict=True))
-        problems: list[str | None] = []
-        for gold, answer in zip(golds, found, strict=True):
-            outcome = None if answer.text is None else outcomes.get(answer.text)
-            bad = outcome is not None and outcome.status != "right"
-            problems.append(
-                f"gold {_short(gold)} cannot be read as mathematics: {_told(outcome)}" if outcome and bad else answer.reason or None
-            )
-        return problems
+        outcomes = zip(texts, self._bench.compare([Job(text, None) for text in texts], self.timeout_s), strict=True)
+        unread = {text: _told(outcome) for text, outcome in outcomes if outcome.status != "right"}
+        return [
+            f"gold {_short(gold)} cannot be read as mathematics: {unread[answer.text]}" if answer.text in unread else answer.reason or None
+            for gold, answer in zip(golds, found, strict=True)
+        ]
 
     def scores(self, pairs: Sequence[tuple[str | None, str]]) -> list[Score]:
         """One Score per (gold, completion), in order: 1.0, or 0.0 with the reason.
