@@ -19,7 +19,7 @@ from sympy.core.evalf import PrecisionExhausted
 
 from paceline.rewards.forms import Choice, Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
 from paceline.rewards.numbers import Percent
-from paceline.rewards.reading import clock, plain_number, read
+from paceline.rewards.reading import clock, plain_number, punctured, read
 from paceline.rewards.spelling import Unreadable, explicit
 
 _DIGITS = 20
@@ -158,6 +158,8 @@ def _relations(a: Form, b: Form, percent: Percent) -> bool:
         return _proportional(a, b)
     relation, other = (a, b) if isinstance(a, Relation) else (b, a)
     assert isinstance(relation, Relation), "one of the two is"
+    if relation.sign == r"\ne" and relation.name and isinstance(other, Ranges):
+        return _ranges(punctured(relation), other, percent)
     plain = relation.sign == "=" and relation.name and not isinstance(other, Ranges)
     return bool(plain) and equal_forms(relation.right, other, percent)
 

@@ -287,6 +287,12 @@ def _between(sides: Sequence[str], signs: Sequence[str]) -> Form:
     return Ranges((Row(left, right, (_value(low), _value(high))),), _name(middle))
 
 
+def punctured(relation: Relation) -> Ranges:
+    """`x \\ne 2` as what it leaves of the line."""
+    low, high = _INFINITE.items
+    return Ranges((Row("(", ")", (low, relation.right)), Row("(", ")", (relation.right, high))), relation.name)
+
+
 def _inequality(left: str, sign: str, right: str) -> Form:
     if not _name(left) and _name(right):
         left, sign, right = right, _FLIPPED[sign], left

@@ -75,6 +75,11 @@ SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "bill
 _SCALE = re.compile(rf"(?<=[\d}}])\s*(\\text\{{)?\s*({'|'.join(SCALES)})(?![A-Za-z])\s*", re.IGNORECASE)
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)|(?<=\d)\s*\\text\{\s*to\s*\}\s*(?=\d)")
+_SYSTEM = re.compile(
+    r"(?:\\left\s*)?(?:\\\{\s*)?\\begin\{(cases|aligned|gathered|array)\}\s*(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}(?:\s*\\right\s*\.)?",
+    re.DOTALL,
+)
+_DOTTED = re.compile(r"(?<=[.\d])\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
 _SIGN = re.compile(r"\s*(?:\\[A-Za-z]+|[^\w\s])\s*")
 _PROSE = re.compile(r"(?<![A-Za-z])[A-Za-z]{3,}(?= )|(?<= )[A-Za-z]{3,}|(?<=\d )[A-Za-z]{1,2}(?= \d)")
 _THOUSANDS = re.compile(r"(?<![\d.,_^])([1-9]\d{0,2})((?:(?P<gap>,|\{,\}|\\,|\\ | )\d{3})(?:(?P=gap)\d{3})*)(?![\d]|,\d)")
@@ -93,6 +98,7 @@ def clean(text: str) -> str:
     """One spelling for characters, sizes, spaces and aliases. Raises Unreadable for a text that is too long or too deep."""
     if len(text) > LONGEST:
         raise Unreadable("too long")
+    text = _SYSTEM.sub(_listed_equations, text)
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b\u207f]+", lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
     text = re.sub(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text).replace("\u221a", r"\sqrt ")
     text = "".join(_CHARACTERS.get(character, character) for character in text)
@@ -103,6 +109,7 @@ def clean(text: str) -> str:
     text = _SCALE.sub(lambda m: rf"\cdot {SCALES[m[2].casefold()]} {m[1] or ''}", text)
     text = re.sub(r"\\text\{\s*\}", " ", text)
     text = _FUNCTION_TEXT.sub(lambda m: f"\\{_ABROAD.get(m[1], m[1])} ", text)
+    text = _DOTTED.sub(lambda m: rf"\overline{{{m[1]}{m[2] or ''}{m[3] or ''}}}", text)
     text = re.sub(r"\\text\{([ei])\}", r" \1 ", text)  # the number e, and i, set upright
     text = re.sub(r"\\begin\{array\}\s*\{[^{}]*\}", r"\\begin{matrix}", text).replace(r"\end{array}", r"\end{matrix}")
     text = _TO.sub(":", _TIMES_TEN.sub(r"\\cdot ", re.sub(r"(?<![A-Za-z])([apAP])\.\s?([mM])(?![A-Za-z])", r"\1\2", text)))
@@ -113,6 +120,12 @@ def clean(text: str) -> str:
     if _depth(text) > DEEPEST:
         raise Unreadable("too deep")
     return " ".join(text.split())
+
+
+def _listed_equations(match: re.Match[str]) -> str:
+    """The equations of a system, one per line, as a list; anything else (a function by cases, a matrix) as it is."""
+    lines = [line.replace("&=", "=").strip() for line in match[2].strip().removesuffix(r"\\").split(r"\\")]
+    return ", ".join(lines) if all("=" in line and "&" not in line for line in lines) else match.group()
 
 
 def without_thousands(text: str) -> str:
@@ -342,7 +355,11 @@ class _Writer:
             degree = f"[{explicit(self._group())}]"
         if re.match(r"\s*\d[\d.]", self._text[self._at :]):
             raise Unreadable("a root of digits without braces")
-        self._operand(rf"\sqrt{degree}{{{explicit(self._argument())}}}")
+        inner = explicit(self._argument())
+        if inner.startswith("-") and degree[1:-1].isdigit() and int(degree[1:-1]) % 2 and inner[1:].isdigit():
+            self._operand(rf"(-\sqrt{degree}{{{inner[1:]}}})")  # the real one, where the grammar takes the principal one
+        else:
+            self._operand(rf"\sqrt{degree}{{{inner}}}")
 
     def _decorated(self, name: str) -> None:
         """A vector, a conjugate, an angle: one name, whatever it stands for."""
