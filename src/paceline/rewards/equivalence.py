@@ -81,7 +81,7 @@ def equal_forms(a: Form, b: Form, percent: Percent) -> bool:
     if isinstance(a, Words) or isinstance(b, Words):
         return _as_words(a) == _as_words(b) != ""
     if isinstance(a, Listing) or isinstance(b, Listing):
-        return _unordered(_elements(a), _elements(b), percent)
+        return _naming(a) == _naming(b) and _unordered(_elements(a), _elements(b), percent)
     return _alike(a, b, percent)
 
 
@@ -124,6 +124,11 @@ def _unordered(a: Sequence[Form], b: Sequence[Form], percent: Percent) -> bool:
 
 def _elements(form: Form) -> Sequence[Form]:
     return form.items if isinstance(form, Listing) else (form,)
+
+
+def _naming(form: Form) -> bool:
+    """Whether a list gives values to several names: `x = 1, y = 2` has an order that `2, 1` does not have."""
+    return len({item.name for item in _elements(form) if isinstance(item, Relation) and item.name}) > 1
 
 
 def _as_words(form: Form) -> str:

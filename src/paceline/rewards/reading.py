@@ -38,6 +38,7 @@ _CHOICE = re.compile(
     r"(?![-+*/^=<>:!|,;]|(?:and|or)(?![A-Za-z])|\\text\{\s*(?:and|or)|\\(?:cdot|cup|cap|le|ge|ne|in)(?![A-Za-z]))(\S.*)",
     re.DOTALL,
 )
+_LABEL = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
 _MATRIX = re.compile(r"[(\[]?\s*\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}\s*[)\]]?", re.DOTALL)
 _BUILDER = re.compile(r"([A-Za-z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid(?![A-Za-z])|\||:)(.*)", re.DOTALL)
@@ -106,6 +107,8 @@ def _read(text: str) -> Form:
         return words
     choice = _CHOICE.fullmatch(text)
     if choice:
+        if _LABEL.search(choice[3]):  # (A) (B): several choices are no answer, and must not be each of them
+            raise Unreadable("several choices")
         return Choice((choice[1] or choice[2]).casefold(), _read(_unwrapped(choice[3])))
     parts, marks = _cut(text, _SEPARATOR)
     if marks:
