@@ -38,7 +38,7 @@ _CHOICE = re.compile(
     r"(?![-+*/^=<>:!|,;]|(?:and|or)(?![A-Za-z])|\\text\{\s*(?:and|or)|\\(?:cdot|cup|cap|le|ge|ne|in)(?![A-Za-z]))(\S.*)",
     re.DOTALL,
 )
-_LABEL = re.compile(r"(?<![A-Za-z\\])[A-Ja-j](?![A-Za-z])")
+_LABEL = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
 _MATRIX = re.compile(r"[(\[]?\s*\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}\s*[)\]]?", re.DOTALL)
 _BUILDER = re.compile(r"([A-Za-z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid(?![A-Za-z])|\||:)(.*)", re.DOTALL)
@@ -107,9 +107,7 @@ def _read(text: str) -> Form:
         return words
     choice = _CHOICE.fullmatch(text)
     if choice:
-        if _LABEL.search(choice[3]):  # (A) (B): several choices are no answer, and must not be each of them
-            raise Unreadable("several choices")
-        return Choice((choice[1] or choice[2]).casefold(), _read(_unwrapped(choice[3])))
+        return _choice(choice[1] or choice[2], choice[3])
     parts, marks = _cut(text, _SEPARATOR)
     if marks:
         return _listing(_spliced(part for part in parts if part), "".join(marks))  # `1, 2, and 3` has an empty part
@@ -120,6 +118,22 @@ def _read(text: str) -> Form:
     if marks:
         return _union([_read(part) for part in unions])
     return _bracketed(text) or _plus_minus(text) or _told(text) or _value(text)
+
+
+def _choice(label: str, text: str) -> Choice:
+    """A choice and what it stands for; refused where that could be another choice: `(A) (B)` must not be each of them."""
+    form = _read(_unwrapped(text))
+    if _LABEL.search(text) or _is_label(form):
+        raise Unreadable("several choices")
+    return Choice(label.casefold(), form)
+
+
+def _is_label(form: Form) -> bool:
+    if isinstance(form, Listing):
+        return any(map(_is_label, form.items))
+    if isinstance(form, Relation):
+        return _is_label(form.right)
+    return isinstance(form, Choice) or (isinstance(form, (Value, Words)) and len(form.text) == 1 and form.text.isalpha())
 
 
 def _words(text: str) -> Words | None:
