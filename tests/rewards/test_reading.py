@@ -70,6 +70,11 @@ def make(dice: random.Random, depth: int) -> Made:
         lambda a, b: (f"{at(a, 9)}^{dice.choice(['2', '{2}', '(2)'])}", a[1] ** 2, 5),
         lambda a, b: (f"-{at(a, 3)}", -a[1], 2),
         lambda a, b: (dice.choice([r"\sqrt{%s}", "sqrt(%s)"]) % a[0], sympy.sqrt(a[1]), 9),
+        lambda a, b: (dice.choice([r"\ln(%s)", "ln(%s)", r"\ln\left(%s\right)"]) % a[0], sympy.log(a[1]), 9),
+        lambda a, b: (dice.choice([r"\log_2(%s)", r"\log_{2}(%s)"]) % a[0], sympy.log(a[1], 2), 9),
+        lambda a, b: (dice.choice([r"|%s|", r"\left|%s\right|"]) % a[0], sympy.Abs(a[1]), 9),
+        lambda a, b: (f"{at(a, 9)}^{dice.choice(['0.5', '{0.5}', '{1/2}'])}", sympy.sqrt(a[1]), 5),
+        lambda a, b: (dice.choice(["e^{%s}", r"\exp(%s)", r"\mathrm{e}^{%s}"]) % a[0], sympy.exp(a[1]), 5),
         lambda a, b: (dice.choice([r"\sin(%s)", r"\sin\left(%s\right)", "sin(%s)"]) % a[0], sympy.sin(a[1]), 9),
     ]
     return dice.choice(kinds)(make(dice, depth - 1), make(dice, depth - 1))
@@ -82,7 +87,7 @@ def at(made: Made, binding: int) -> str:
 def test_every_spelling_of_a_random_expression_has_the_value_that_it_says() -> None:
     dice = random.Random(3)
     compared = 0
-    while compared < 150:
+    while compared < 200:
         spelling, value, _ = make(dice, dice.randint(1, 3))
         try:
             wanted = complex(value.subs(POINT).evalf())

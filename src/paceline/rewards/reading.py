@@ -325,7 +325,7 @@ def _inequality(left: str, sign: str, right: str) -> Form:
 def _name(text: str) -> str:
     """The text without spaces and braces where it is just a name: a letter with its subscript, `f(x)`, `(x, y)`, words."""
     match = _NAME.fullmatch(text.strip())
-    return re.sub(r"\\text|[\s{}]", "", match.group()) if match else ""
+    return re.sub(r"\\text|[\s{}]|^m(?=\s*\\angle)", "", match.group()) if match else ""
 
 
 def _bracketed(text: str) -> Form | None:
