@@ -34,7 +34,7 @@ _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|['-])*(?:[\s,]+[^\W\d_](?:[^\W\d_]|['-
 _SHORT_WORDS = frozenset({"no", "or", "on", "at", "up"})
 _SENTENCE = re.compile(r"[\w\s.,'-]+")
 _CHOICE = re.compile(
-    r"(?:\\text\{\s*\(([A-J])\)\s*\}\s*|\(\s*(?:\\text\{)?([A-J])\}?\s*\)\s+)"
+    r"(?:\\text\{\s*\(?([A-J])[.)]\s*\}\s*|\(?\s*(?:\\text\{)?([A-J])(?:\}?\s*\)|\.)\s+)"
     r"(?![-+*/^=<>:!|,;]|(?:and|or)(?![A-Za-z])|\\text\{\s*(?:and|or)|\\(?:cdot|cup|cap|le|ge|ne|in)(?![A-Za-z]))(\S.*)",
     re.DOTALL,
 )
@@ -139,7 +139,7 @@ def _is_label(form: Form) -> bool:
 def _words(text: str) -> Words | None:
     """Letters only and no product of variables: three letters or more in a word, letters of another script, a choice such as `(B)`, or
     text by its markup."""
-    choice = re.fullmatch(r"\(\s*(?:\\text\{)?\s*([A-Z])\s*\}?\s*\)", text)
+    choice = re.fullmatch(r"\(?\s*(?:\\text\{)?\s*([A-Z])\s*\}?\s*\)", text)
     if choice:
         return Words(choice[1].casefold())
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" .")
