@@ -394,7 +394,10 @@ class _Writer:
             end = re.search(rf"[-+=,;)\]/|<>]|\\(?:cdot|{'|'.join(FUNCTIONS)})(?![A-Za-z])", rest[1:])
             stop = self._at + (end.start() + 1 if end else len(rest))
             inner, self._at = explicit(self._text[self._at : stop]), stop
-        if name == "exp" and not parts["_"] and not parts["^"]:
+        if name == "log":  # e to the power of a logarithm of another base is taken for its argument
+            quotient = rf"\frac{{\ln({inner})}}{{\ln({parts['_'][2:-1] or '10'})}}"
+            self._operand(f"({quotient}){parts['^']}" if parts["^"] else quotient)
+        elif name == "exp" and not parts["_"] and not parts["^"]:
             self._operand(rf"e^{{{inner}}}")
         else:
             self._operand(rf"\{name}{parts['_']}{parts['^']}({inner})")
