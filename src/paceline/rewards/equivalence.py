@@ -138,9 +138,9 @@ def _as_words(form: Form) -> str:
 
 
 def _values(a: Value, b: Value, percent: Percent) -> bool:
-    """A unit that only one side has is left out; two units must be one, and a percent sign is one. For percent see `numbers.equal`. Of
-    two that can be times of day, hours and minutes count and not their quotient."""
-    if (a.unit and b.unit and a.unit != b.unit) or (a.percent != b.percent and (a.unit or b.unit)):
+    """Equality of two expressions with what stands beside them; for percent see `numbers.equal`. Of two that can be times of day, hours
+    and minutes count and not their quotient."""
+    if not _same_measure(a, b):
         return False
     if None not in (times := (clock(a.text), clock(b.text))):
         return times[0] == times[1]
@@ -150,23 +150,33 @@ def _values(a: Value, b: Value, percent: Percent) -> bool:
     return equal(rate, f"({plain})\\cdot 100") or (percent == "loose" and equal(rate, plain))
 
 
+def _same_measure(a: Value, b: Value) -> bool:
+    """A unit that only one side has is left out; two units must be one, and a percent sign is one."""
+    if a.percent != b.percent:
+        return not (a.unit or b.unit)
+    return a.unit == b.unit or not (a.unit and b.unit)
+
+
 def _spelled_out(a: Value, b: Value) -> bool:
     """Whether `5\\text{ m}` stands against `5 m`, which without markup reads as a product."""
     return bool(_LETTERS.fullmatch(a.unit)) and not b.unit and equal(f"{a.text} {a.unit}", b.text)
 
 
 def _relations(a: Form, b: Form, percent: Percent) -> bool:
-    """Two relations, or one against a value: `x = 3` is 3, since a name is all that it adds."""
+    """Two relations, or one against something else: `x = 3` is 3, since a name is all that it adds, and `x \\ne 3` the line without 3."""
     if isinstance(a, Relation) and isinstance(b, Relation):
         if a.name and a.name == b.name and a.sign == b.sign:
             return equal_forms(a.right, b.right, percent)
         return _proportional(a, b)
     relation, other = (a, b) if isinstance(a, Relation) else (b, a)
     assert isinstance(relation, Relation), "one of the two is"
-    if relation.sign == r"\ne" and relation.name and isinstance(other, Ranges):
-        return _ranges(punctured(relation), other, percent)
-    plain = relation.sign == "=" and relation.name and not isinstance(other, Ranges)
-    return bool(plain) and equal_forms(relation.right, other, percent)
+    return bool(relation.name) and _named_value(relation, other, percent)
+
+
+def _named_value(relation: Relation, other: Form, percent: Percent) -> bool:
+    if isinstance(other, Ranges):
+        return relation.sign == r"\ne" and _ranges(punctured(relation), other, percent)
+    return relation.sign == "=" and equal_forms(relation.right, other, percent)
 
 
 def _proportional(a: Relation, b: Relation) -> bool:
@@ -246,7 +256,7 @@ def _equal_expressions(a: Any, b: Any) -> bool:
 
 def _has_values(expression: Any) -> bool:
     try:
-        value = expression.doit()
+        value = _computed(expression)
         names = sorted(value.free_symbols, key=str)
         if value.atoms(sympy.core.function.AppliedUndef):
             return True
@@ -259,7 +269,7 @@ def _has_values(expression: Any) -> bool:
 
 
 def _equal_values(a: Any, b: Any) -> bool:
-    a, b = a.doit(), b.doit()
+    a, b = _computed(a), _computed(b)
     if a == b:
         return True
     if any(side.has(sympy.nan, sympy.zoo) for side in (a, b)):
@@ -273,6 +283,16 @@ def _equal_values(a: Any, b: Any) -> bool:
         return _agree(a, b, {}) is True
     verdicts = [verdict for point in _points(names) if (verdict := _agree(a, b, point)) is not None]
     return len(verdicts) >= _ENOUGH and all(verdicts)
+
+
+def _computed(expression: Any) -> Any:
+    """What the algebra makes of an expression, with the real odd roots of negative numbers in place of the principal ones."""
+    return expression.doit().replace(_is_odd_root, lambda root: (-1) ** root.exp.p * (-root.base) ** root.exp)
+
+
+def _is_odd_root(piece: Any) -> bool:
+    odd = piece.is_Pow and piece.exp.is_Rational and piece.exp.q > 1 and piece.exp.q % 2 == 1
+    return bool(odd and piece.base.is_number and piece.base.is_negative)
 
 
 def _agree(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:

@@ -104,11 +104,18 @@ def _pieces(match: re.Match[str]) -> Iterator[_Found]:
         yield _Found(Number(sign + piece, _signed(sign, exact_number(piece))), start, start, "other")
         sign, start = "", match.start("decimal")
     under = match["under"]
-    kind: Literal["integer", "fraction", "other"] = "fraction" if under else "integer" if last.isdigit() else "other"
     body = last if under is None else f"{last}/{under}"
     value = None if match["power"] else _signed(sign, exact_number(last) if under is None else _ratio(last, under))
-    joins = not match["power"] and not match["scale"] and (kind == "fraction" or not percent)
-    yield _Found(_number(sign + body, value, percent, match["scale"]), start, match.end(), kind if joins else "other")
+    yield _Found(_number(sign + body, value, percent, match["scale"]), start, match.end(), _kind(match, last))
+
+
+def _kind(match: re.Match[str], last: str) -> Literal["integer", "fraction", "other"]:
+    """What of a mixed number it may be."""
+    if match["power"] or match["scale"]:
+        return "other"
+    if match["under"]:
+        return "fraction"
+    return "integer" if last.isdigit() and not match["percent"] else "other"
 
 
 def _fraction(match: re.Match[str], sign: str, percent: bool) -> _Found:

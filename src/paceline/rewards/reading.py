@@ -102,12 +102,9 @@ def _unwrapped(text: str) -> str:
 
 
 def _read(text: str) -> Form:
-    words = _words(text)
-    if words is not None:
-        return words
-    choice = _CHOICE.fullmatch(text)
-    if choice:
-        return _choice(choice[1] or choice[2], choice[3])
+    written = _words(text) or _choice(text)
+    if written is not None:
+        return written
     parts, marks = _cut(text, _SEPARATOR)
     if marks:
         return _listing(_spliced(part for part in parts if part), "".join(marks))  # `1, 2, and 3` has an empty part
@@ -120,12 +117,15 @@ def _read(text: str) -> Form:
     return _bracketed(text) or _plus_minus(text) or _told(text) or _value(text)
 
 
-def _choice(label: str, text: str) -> Choice:
+def _choice(text: str) -> Choice | None:
     """A choice and what it stands for; refused where that could be another choice: `(A) (B)` must not be each of them."""
-    form = _read(_unwrapped(text))
-    if _LABEL.search(text) or _is_label(form):
+    choice = _CHOICE.fullmatch(text)
+    if choice is None:
+        return None
+    form = _read(_unwrapped(choice[3]))
+    if _LABEL.search(choice[3]) or _is_label(form):
         raise Unreadable("several choices")
-    return Choice(label.casefold(), form)
+    return Choice((choice[1] or choice[2]).casefold(), form)
 
 
 def _is_label(form: Form) -> bool:
@@ -287,11 +287,18 @@ def _equation(sides: Sequence[str]) -> Form:
     name = _name(first)
     if not name and not re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", "".join(sides[:-1]))):
         return _read(last)  # 1 + 1 = 2: a calculation, whose value is its end
-    if len(sides) > 2 and all(map(_name, sides[:-1])):  # x = y = 2 says more than x = 2
-        return Listing(tuple(_equation((side, last)) for side in sides[:-1]))
-    if len(sides) > 2 and (not name or _name(last)):
-        raise Unreadable("a chain of equations")
+    if len(sides) > 2 and (chain := _chain(sides)):
+        return chain
     return Relation("=", first, _read(last) if name else Value(last), last, name)
+
+
+def _chain(sides: Sequence[str]) -> Form | None:
+    """Of names, all of its equations (`x = y = 2` says more than `x = 2`); None for a calculation behind a name."""
+    if all(map(_name, sides[:-1])):
+        return Listing(tuple(_equation((side, sides[-1])) for side in sides[:-1]))
+    if not _name(sides[0]) or _name(sides[-1]):
+        raise Unreadable("a chain of equations")
+    return None
 
 
 def _between(sides: Sequence[str], signs: Sequence[str]) -> Form:

@@ -355,11 +355,7 @@ class _Writer:
             degree = f"[{explicit(self._group())}]"
         if re.match(r"\s*\d[\d.]", self._text[self._at :]):
             raise Unreadable("a root of digits without braces")
-        inner = explicit(self._argument())
-        if inner.startswith("-") and degree[1:-1].isdigit() and int(degree[1:-1]) % 2 and inner[1:].isdigit():
-            self._operand(rf"(-\sqrt{degree}{{{inner[1:]}}})")  # the real one, where the grammar takes the principal one
-        else:
-            self._operand(rf"\sqrt{degree}{{{inner}}}")
+        self._operand(rf"\sqrt{degree}{{{explicit(self._argument())}}}")
 
     def _decorated(self, name: str) -> None:
         """A vector, a conjugate, an angle: one name, whatever it stands for."""
@@ -394,13 +390,16 @@ class _Writer:
             end = re.search(rf"[-+=,;)\]/|<>]|\\(?:cdot|{'|'.join(FUNCTIONS)})(?![A-Za-z])", rest[1:])
             stop = self._at + (end.start() + 1 if end else len(rest))
             inner, self._at = explicit(self._text[self._at : stop]), stop
+        self._applied(name, inner, parts["_"], parts["^"])
+
+    def _applied(self, name: str, inner: str, base: str, power: str) -> None:
         if name == "log":  # e to the power of a logarithm of another base is taken for its argument
-            quotient = rf"\frac{{\ln({inner})}}{{\ln({parts['_'][2:-1] or '10'})}}"
-            self._operand(f"({quotient}){parts['^']}" if parts["^"] else quotient)
-        elif name == "exp" and not parts["_"] and not parts["^"]:
+            quotient = rf"\frac{{\ln({inner})}}{{\ln({base[2:-1] or '10'})}}"
+            self._operand(f"({quotient}){power}" if power else quotient)
+        elif name == "exp" and not base and not power:
             self._operand(rf"e^{{{inner}}}")
         else:
-            self._operand(rf"\{name}{parts['_']}{parts['^']}({inner})")
+            self._operand(rf"\{name}{base}{power}({inner})")
 
     def _group(self) -> str:
         """The content of the bracket that opens here."""

@@ -64,20 +64,35 @@ def _digits_of(numeral: str, base: int) -> bool:
 
 
 def _unit(text: str) -> tuple[str, str]:
+    return _degrees(text) or _chinese(text) or _in_text(text) or _by_word(text) or (text, "")
+
+
+def _degrees(text: str) -> tuple[str, str] | None:
     degree = _DEGREE.search(text)
-    if degree and degree.start() and not _APPLICATION.search(text):  # cos 60 degrees is a number
-        return text[: degree.start()], "degree"
-    chinese = _CHINESE.search(text)
-    if chinese and chinese.start():
-        return (text, "") if _CHINESE_NUMBERS & set(chinese[1]) else (text[: chinese.start()], chinese[1])
+    inside = degree and degree.start() and not _APPLICATION.search(text)  # cos 60 degrees is a number
+    return (text[: degree.start()], "degree") if degree and inside else None
+
+
+def _chinese(text: str) -> tuple[str, str] | None:
+    word = _CHINESE.search(text)
+    if word is None or not word.start():
+        return None
+    return (text, "") if _CHINESE_NUMBERS & set(word[1]) else (text[: word.start()], word[1])
+
+
+def _in_text(text: str) -> tuple[str, str] | None:
     named = _IN_TEXT.search(text)
-    if named and named.start() and not (_CHINESE_NUMBERS & set(named[1]) or _counts(named[1])):
-        return text[: named.start()], _one_spelling(named[1], named[2])
+    if named is None or not named.start() or _CHINESE_NUMBERS & set(named[1]) or _counts(named[1]):
+        return None
+    return text[: named.start()], _one_spelling(named[1], named[2])
+
+
+def _by_word(text: str) -> tuple[str, str] | None:
     word = _WORD.search(text)
     value = text[: word.start()] if word else ""
     if word and _ENDS_A_VALUE.search(value) and not _has_variables(value) and _is_unit(word):
         return value, _one_spelling(word[2], word[3])
-    return text, ""
+    return None
 
 
 def _is_unit(word: re.Match[str]) -> bool:
