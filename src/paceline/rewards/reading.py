@@ -19,7 +19,7 @@ _GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _NAME = re.compile(
     rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK, key=len, reverse=True))}))\s*'*\s*(?:_\s*(?:\{{[^{{}}]*\}}|[A-Za-z0-9]))?"
     r"(?:\^\{-1\})?(?:\s*\(\s*[A-Za-z]\s*(?:,\s*[A-Za-z]\s*)*\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\)|\\text\{[^{}]*\}"
-    r"|[A-Z]{2,4}|m?\s*\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?|\\overline\s*\{\s*[A-Z]{2}\s*\}|[A-Za-z]{4,}(?:\s+[A-Za-z]{2,})*"
+    r"|[fghFGHPQ]\s*\(\s*-?[0-9]+\s*\)|[A-Z]{2,4}|m?\s*\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?|\\overline\s*\{\s*[A-Z]{2}\s*\}|[A-Za-z]{4,}(?:\s+[A-Za-z]{2,})*"
 )
 """What an equation may give a value to: a letter, a function, a point, a segment, an angle, words."""
 _SEPARATOR = re.compile(r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
@@ -41,6 +41,7 @@ _CHOICE = re.compile(
 _LABEL = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
 _MATRIX = re.compile(r"[(\[]?\s*\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}\s*[)\]]?", re.DOTALL)
+_HOLE = re.compile(r"\\mathbb\s*\{?R\}?\s*(?:\\setminus|\\backslash|-)\s*\\\{([^{},;]*(?:\{[^{}]*\}[^{},;]*)*)\\\}")
 _BUILDER = re.compile(r"([A-Za-z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid(?![A-Za-z])|\||:)(.*)", re.DOTALL)
 _INFINITE = Row("(", ")", (Value(r"-\infty"), Value(r"\infty")))
 _KNOWN: dict[str, Form] = {
@@ -63,7 +64,7 @@ def read(text: str) -> Form:
     exactly = re.split(r"\\approx", cleaned)[0].strip()
     if not exactly:
         raise Unreadable("empty")
-    return _read(_unwrapped(exactly))
+    return _read(_unwrapped(exactly).rstrip(".;,:").strip())
 
 
 def read_number(text: str) -> Value | None:
@@ -313,8 +314,12 @@ def _between(sides: Sequence[str], signs: Sequence[str]) -> Form:
 
 def punctured(relation: Relation) -> Ranges:
     """`x \\ne 2` as what it leaves of the line."""
+    return _line_without(relation.right, relation.name)
+
+
+def _line_without(point: Form, name: str) -> Ranges:
     low, high = _INFINITE.items
-    return Ranges((Row("(", ")", (low, relation.right)), Row("(", ")", (relation.right, high))), relation.name)
+    return Ranges((Row("(", ")", (low, point)), Row("(", ")", (point, high))), name)
 
 
 def _inequality(left: str, sign: str, right: str) -> Form:
@@ -339,6 +344,9 @@ def _bracketed(text: str) -> Form | None:
     """What stands between one pair of brackets: a set, a tuple or interval, a matrix; a ratio of several; None otherwise."""
     if text in _KNOWN:
         return _KNOWN[text]
+    hole = _HOLE.fullmatch(text)
+    if hole:
+        return _line_without(_value(hole[1].strip()), "")
     matrix = _MATRIX.fullmatch(text)
     if matrix:
         return _matrix(matrix[2])

@@ -80,6 +80,10 @@ _SYSTEM = re.compile(
     re.DOTALL,
 )
 _DOTTED = re.compile(r"(?<=[.\d])\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
+_RATE = re.compile(r"\\text\{[\s~]*([A-Za-z]+)\s*\}\s*/\s*\\text\{[\s~]*([A-Za-z]+)\s*\}")
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
+_INTEGER = re.compile(r"\s*(?:,\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?|\(\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\))[\s.$]*$")
+"""`, k \\in Z` behind a family of solutions: a parameter is an integer anyway."""
 _SIGN = re.compile(r"\s*(?:\\[A-Za-z]+|[^\w\s])\s*")
 _PROSE = re.compile(r"(?<![A-Za-z])[A-Za-z]{3,}(?= )|(?<= )[A-Za-z]{3,}|(?<=\d )[A-Za-z]{1,2}(?= \d)")
 _THOUSANDS = re.compile(r"(?<![\d.,_^])([1-9]\d{0,2})((?:(?P<gap>,|\{,\}|\\,|\\ | )\d{3})(?:(?P=gap)\d{3})*)(?![\d]|,\d)")
@@ -109,6 +113,7 @@ def clean(text: str) -> str:
     text = _SCALE.sub(lambda m: rf"\cdot {SCALES[m[2].casefold()]} {m[1] or ''}", text)
     text = re.sub(r"\\text\{\s*\}", " ", text)
     text = _FUNCTION_TEXT.sub(lambda m: f"\\{_ABROAD.get(m[1], m[1])} ", text)
+    text = _RATE.sub(r"\\text{\1/\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", _INTEGER.sub("", text)))
     text = _DOTTED.sub(lambda m: rf"\overline{{{m[1]}{m[2] or ''}{m[3] or ''}}}", text)
     text = re.sub(r"\\text\{([ei])\}", r" \1 ", text)  # the number e, and i, set upright
     text = re.sub(r"\\begin\{array\}\s*\{[^{}]*\}", r"\\begin{matrix}", text).replace(r"\end{array}", r"\end{matrix}")
