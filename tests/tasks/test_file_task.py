@@ -229,10 +229,12 @@ def test_a_column_that_stands_twice_is_refused_since_either_may_be_meant(tmp_pat
             read(path)
 
 
-def test_a_column_with_values_that_python_lacks_is_named(tmp_path: Path) -> None:
-    beyond = pa.array([10**15], pa.timestamp("s"))
-    with pytest.raises(DataError, match=r"column 'made' \(timestamp"):
-        read(parquet(tmp_path, pa.table({"prompt": ["a"], "answer": ["1"], "made": beyond})))
+def test_times_that_python_lacks_are_text_and_other_values_that_it_lacks_are_named(tmp_path: Path) -> None:
+    columns = {"prompt": ["a"], "answer": ["1"], "made": pa.array([1], pa.timestamp("ns"))}
+    assert read(parquet(tmp_path, pa.table(columns))).prompt(0).columns["made"] == "1970-01-01 00:00:00.000000001"
+    columns["took"] = pa.array([1], pa.duration("ns"))
+    with pytest.raises(DataError, match=r"data.parquet: column 'took' \(duration\[ns\]\)"):
+        read(parquet(tmp_path, pa.table(columns)))
 
 
 def test_a_cell_of_twenty_megabytes_is_read(tmp_path: Path) -> None:

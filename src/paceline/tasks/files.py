@@ -124,7 +124,7 @@ def _parquet(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, An
         _require_columns(config, path, names)
         number = 0
         for batch in file.iter_batches(batch_size=256):
-            for record in _records_of(batch):
+            for record in _records_of(batch, path):
                 yield f"{path.name} row {number}", record
                 number += 1
     except (pa.ArrowException, OSError) as error:
@@ -139,22 +139,24 @@ def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]
             with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
                 _require_columns(config, path, stream.schema.names)
                 for batch in stream:
-                    for record in (record for first in range(0, len(batch), 256) for record in _records_of(batch.slice(first, 256))):
+                    for record in (record for first in range(0, len(batch), 256) for record in _records_of(batch.slice(first, 256), file)):
                         yield f"{path.name} row {number}", record
                         number += 1
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}: not a readable Arrow file: {error}") from error
 
 
-def _records_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals. Raises
-    DataError for a column with values that Python does not have."""
+def _records_of(batch: pa.RecordBatch, path: Path) -> list[dict[str, Any]]:
+    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals.
+    Times that Python does not have are text. Raises DataError for a column with other values that it does not have."""
     records: list[dict[str, Any]] = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         try:
             values = column.to_pylist()
-        except (ValueError, OverflowError) as error:  # a time to the nanosecond, a year beyond 9999
-            raise DataError(f"column {field.name!r} ({field.type}): {error}") from error
+        except (ValueError, OverflowError) as error:
+            if not pa.types.is_timestamp(field.type):
+                raise DataError(f"{path}: column {field.name!r} ({field.type}): {error}") from error
+            values = column.cast(pa.string()).to_pylist()  # to the nanosecond, or beyond the year 9999
         records = records or [{} for _ in values]
         widen = _widening(field.type)
         for record, value in zip(records, values, strict=True):
