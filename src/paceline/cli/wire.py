@@ -38,6 +38,7 @@ from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
 from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
+from paceline.trackers.jsonl import updates
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError
 from paceline.types.progress import Progress
@@ -70,9 +71,14 @@ def train(
 
 
 def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda progress: None) -> EvalResult:
-    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer."""
+    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer.
+
+    Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
+    """
     if config.eval.task is None:
         raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
+    if _emulates(config):
+        raise ConfigError("rollout.engine = emulated: its answers are pretended and its trainer has no weights: there is nothing to score")
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
@@ -132,6 +138,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             trackers=trackers_of(lineage.id, lambda text: session.recorder.notice(text)),
             on_progress=notices.beside(on_progress),
         )
+        session.recorder.recall(updates(rundir.metrics, lineage.resume.update))
         return session
 
     with Ledger(rundir.ledger) as ledger:

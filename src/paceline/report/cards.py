@@ -78,12 +78,22 @@ TIME = (
 )  # fmt: skip
 
 
+PARTS = 6
+"""Reward functions, or tasks, that one card shows."""
+
+
 def learning(run: Run) -> list[Card]:
-    """What was learnt, over updates; a card for each reward function where there are several."""
-    names = sorted({n.split("/")[1] for row in run.updates.values() for n in row if n.startswith("rewards/") and n.endswith("/mean")})
-    parts = Curve("Reward functions", "mean", tuple((f"rewards/{name}/mean", name) for name in names[:6]))
-    wanted = (LEARNING[0], parts, *LEARNING[1:]) if len(names) > 1 else LEARNING
-    return [card for curve in wanted if (card := _curve(run, curve)) is not None]
+    """What was learnt, over updates; a card for reward functions and one for the tasks of a mixture, where there are several."""
+    parts = (*_parts(run, "Reward functions", "rewards/", "/mean"), *_parts(run, "Reward by task", "reward/"))
+    return [card for curve in (LEARNING[0], *parts, *LEARNING[1:]) if (card := _curve(run, curve)) is not None]
+
+
+def _parts(run: Run, title: str, before: str, after: str = "") -> list[Curve]:
+    """A curve for each of the metrics `before` NAME `after`; none where there is only one."""
+    found = {name for row in run.updates.values() for name in row if name.startswith(before) and name.endswith(after)}
+    shown = [(name, name.removeprefix(before).removesuffix(after)) for name in sorted(found)]
+    more = f"{len(shown) - PARTS} more are in metrics.jsonl" if len(shown) > PARTS else ""
+    return [Curve(title, "mean", tuple(shown[:PARTS]), note=more)] if len(shown) > 1 else []
 
 
 def times(run: Run) -> list[Card]:
