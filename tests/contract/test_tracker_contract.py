@@ -144,6 +144,22 @@ def test_axes_count_for_themselves_but_a_step_back_on_one_is_refused(
             sink.log("update", step, {"x": 1.0})
 
 
+def test_a_row_that_mlflow_refuses_for_good_holds_no_later_one_back(tmp_path: Path) -> None:
+    """Its error is no ValueError of its own, and would be tried again for ever."""
+    missing = [name for name in SERVICES["mlflow"] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed")
+    open_tracker, said = importlib.import_module("paceline.trackers.mlflow").open_tracker, list[str]()
+    link = Link("r", "tests", "contract", tmp_path, {})
+    record = JsonlTracker(tmp_path / "m.jsonl")
+    both = Both(record, Mirror("mlflow", tmp_path / "m.jsonl", lambda _: open_tracker(link), tmp_path, said.append))
+    both.log("update", 1, {"x" * 300: 1.0})
+    both.log("update", 2, {"x": 2.0})
+    both.close()
+    assert _mlflow(tmp_path, "r") == [("update", 2, 2.0)]
+    assert any("1 rows were refused" in line for line in said)
+
+
 # --- what the services have
 
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+from pathlib import Path
 
+import pytest
+from runtime_builders import group, report, schedule
+
+from paceline.core.account import Account
+from paceline.core.commands import Dispatch
+from paceline.core.schedule import Resume
 from paceline.runtime.alarms import ALARMS, BASELINE, Alarms
+from paceline.runtime.recorder import Recorder
+from paceline.sim.driver import simulate
+from paceline.sim.world import FakeInstance, World
+from paceline.trackers.jsonl import JsonlTracker, updates
 
 CALM = {
     "reward": 0.5, "frac_reward_zero_std": 0.2, "rewards/right/std": 0.5, "update/samples": 64.0, "completions/mean_length": 100.0,
@@ -143,3 +154,20 @@ def test_a_warning_says_for_how_long_and_what_to_do() -> None:
     alarms = Alarms()
     said = [line for _ in range(6) for line in alarms.feed({"unparsed_ratio": 1.0})]
     assert said == [f"{n} updates in a row: no answer could be parsed; check the reward's marker and the prompt" for n in (3, 6)]
+
+
+def test_a_resumed_life_compares_with_the_beginning_of_the_run_and_goes_on_counting(tmp_path: Path) -> None:
+    chosen, resume, said = schedule(), Resume(1, 1, (), 2), list[str]()
+    record = JsonlTracker(tmp_path / "metrics.jsonl")
+    for step, entropy in enumerate([2.0] * 5 + [0.1] * 2 + [9.0], start=1):
+        record.log("update", step, {"entropy": entropy, "loss": math.nan})
+    recorder = Recorder([], lambda progress: said.append(progress.message), Account(chosen, resume), 3, 1)
+    recorder.recall(updates(tmp_path / "metrics.jsonl", 7))
+    for now, value in simulate(chosen, World((FakeInstance("rollout-0"),)), resume).records:
+        if isinstance(value, Dispatch):
+            recorder.updated(value, [group(0, [0, 1])], report(value.update, entropy=0.1))
+        recorder.feed(value, now)
+    told = [message for message in said if "entropy" in message]
+    assert len(told) == 1, "the update after the resume is the third in a row, the one after it the fourth"
+    assert "update 2: 3 updates in a row: entropy has collapsed" in told[0]
+    assert "(0.1 nats, at first 2)" in told[0]

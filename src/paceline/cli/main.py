@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli.display import display, screen
+from paceline.cli.display import display, plain, screen
 from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
@@ -127,8 +127,7 @@ def draw(
     """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""
     with _told():
         only = Range(-math.inf if start is None else start, math.inf if end is None else end)
-        for line in timeline(run, output, form, lineage, only):
-            typer.echo(line)
+        _say(timeline(run, output, form, lineage, only))
 
 
 @app.command()
@@ -139,8 +138,7 @@ def report(
 ) -> None:
     """Write one offline page of a run: curves, timeline, waiting and its causes, samples, configuration, audit."""
     with _told():
-        for line in reports().report(run, output, samples):
-            typer.echo(line)
+        _say(reports().report(run, output, samples))
 
 
 @app.command()
@@ -148,9 +146,15 @@ def doctor(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run direct
     """Say what a live or dead run waits for, and what went wrong. Exit code 0: nothing needs you; 1: something does; 2: no run is there."""
     with _told():
         lines, healthy = reports().doctor(run)
-        for line in lines:
-            typer.echo(line)
+        _say(lines)
         raise typer.Exit(DONE if healthy else FAILED)
+
+
+def _say(lines: Sequence[str]) -> None:
+    """Lines to standard output, whatever characters they hold and however early its reader leaves."""
+    out = screen(sys.stdout)
+    for line in lines:
+        plain(out, line)
 
 
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
