@@ -285,6 +285,18 @@ def test_errors_that_a_user_can_cause_are_messages_with_an_exit_code(wire: FakeW
     assert "Traceback" not in done.output
 
 
+def test_a_service_that_was_given_up_cannot_hold_the_process_at_its_exit() -> None:
+    """As W&B's exit handler does, which waits for uploads to a server that is gone."""
+    code = (
+        "import atexit, sys, time, typer\nfrom paceline.cli import main\nfrom paceline.trackers.link import GIVEN_UP\n"
+        "@main.app.command('wait')\ndef wait():\n"
+        "    atexit.register(time.sleep, 600)\n    GIVEN_UP.set()\n    sys.stdout.write('the end')\n    raise typer.Exit(3)\n"
+        "sys.argv = ['paceline', 'wait']\nmain.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "the end"), done.stderr
+
+
 def test_a_fault_of_paceline_itself_is_not_hidden(wire: FakeWire) -> None:
     wire.error = AssertionError("ours")
     assert isinstance(call("train", QUICKSTART).exception, AssertionError)

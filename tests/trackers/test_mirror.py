@@ -13,6 +13,7 @@ import pytest
 
 from paceline.ports.data import Tracker
 from paceline.trackers.jsonl import JsonlTracker
+from paceline.trackers.link import GIVEN_UP
 from paceline.trackers.mirror import Mirror
 from paceline.trackers.names import named
 
@@ -73,6 +74,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_rows_arrive_once_in_order_with_step_and_lineage(tmp_path: Path) -> None:
+    GIVEN_UP.clear()
     service = Service()
     run = Run(tmp_path, service)
     run.log(("update", 203), ("eval", 200), ("update", 204))
@@ -83,6 +85,7 @@ def test_rows_arrive_once_in_order_with_step_and_lineage(tmp_path: Path) -> None
         ("update", 204, {"update/step": 204, "update/lineage": 1, "update/x": 102}),
     ]
     assert (service.closed, run.said) == (1, [])
+    assert not GIVEN_UP.is_set()
 
 
 def test_as_many_rows_are_accepted_as_were_sent_however_the_axes_interleave(tmp_path: Path) -> None:
@@ -182,9 +185,11 @@ def test_a_service_that_hangs_delays_the_run_by_no_more_than_its_deadline(tmp_pa
         release.wait(60)
 
     service.fails = _hang
+    GIVEN_UP.clear()
     run = Run(tmp_path, service, close_s=0.05)
     run.log(*(("update", step) for step in range(1, 4)))
     run.close()
+    assert GIVEN_UP.is_set(), "so that the process does not wait for it at its exit either"
     assert run.said == [f"service: 3 rows are not sent; they are in {tmp_path / 'metrics.jsonl'}, and a resume sends them"]
     release.set()
 

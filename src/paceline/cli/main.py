@@ -6,10 +6,11 @@ Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 int
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
 from paceline.timeline.range import Range
+from paceline.trackers.link import GIVEN_UP
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
 
 app = typer.Typer(
@@ -239,7 +241,15 @@ def _told() -> Iterator[None]:
 
 def main() -> None:
     """Entry point of the `paceline` command."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if GIVEN_UP.is_set() and isinstance(end.code, int):  # W&B's exit handler waits for its uploads, for days
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, AttributeError):
+                    stream.flush()
+            os._exit(end.code)
+        raise
 
 
 if __name__ == "__main__":

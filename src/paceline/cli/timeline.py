@@ -138,7 +138,6 @@ def _file(path: Path) -> Iterator[TextIO]:
 
 
 def _opened(path: Path, compressed: bool) -> TextIO:
-    return cast(
-        TextIO,
-        gzip.open(path, "wt", encoding="utf-8", errors="replace") if compressed else path.open("w", encoding="utf-8", errors="replace"),
-    )
+    if compressed:
+        return cast(TextIO, gzip.open(path, "wt", encoding="utf-8", errors="replace"))
+    return path.open("w", encoding="utf-8", errors="replace")  # a name or an error message may hold half a character

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.durable import whole
 from paceline.ports.data import Tracker
+from paceline.trackers.link import GIVEN_UP
 from paceline.trackers.names import named
 
 RETRY_S = (5.0, 60.0)
@@ -91,6 +92,8 @@ class Mirror:
         self._thread.join(self._close_s)
         self._tell()
         left = sum(1 for _ in _rows_after(self._source, self._position.sent))
+        if left or self._thread.is_alive():
+            GIVEN_UP.set()
         if left:
             self._say(f"{self.name}: {left} rows are not sent; they are in {self._source}, and a resume sends them")
         elif self._thread.is_alive():
