@@ -201,6 +201,17 @@ def test_a_run_of_one_decision_a_killed_and_a_resumed_run_have_a_page(tmp_path: 
     assert "continued after update 2" in (resumed / "report.html").read_text()
 
 
+def test_what_a_pointer_reads_of_a_very_long_run_is_bounded_and_ends_with_the_last_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulated(tmp_path / "run", total_updates=10)
+    assert data(render(gather(run, 0)), "hover")["x"] == list(range(1, 11))
+    monkeypatch.setattr("paceline.report.page.READ", 4)
+    hover = data(render(gather(run, 0)), "hover")
+    assert hover["x"] == [1, 4, 7, 10]
+    assert all(len(values) == 4 for values in hover["values"].values())
+
+
 def test_a_long_run_shows_its_beginning_its_slowest_period_and_its_end(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", total_updates=250)
     assert report(run).exit_code == 0

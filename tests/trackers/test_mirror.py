@@ -178,6 +178,27 @@ def test_a_row_that_the_service_never_takes_is_counted_and_those_behind_it_are_s
     assert run.said[1].startswith("service: 1 rows were refused since the start of the run")
 
 
+def test_a_row_is_sent_once_although_its_position_cannot_be_kept(tmp_path: Path) -> None:
+    """As on a disk that is full for a while."""
+    service, keep = Service(), tmp_path / "service.json"
+    run = Run(tmp_path, service)
+
+    def _block(axis: str, step: int) -> None:
+        if step == 2 and keep.is_file():
+            keep.unlink()
+            keep.mkdir()
+
+    service.fails = _block
+    run.log(*(("update", step) for step in range(1, 5)))
+    until(lambda: len(service.rows) == 4)
+    keep.rmdir()
+    run.log(("update", 5))
+    run.close()
+    assert [step for _, step, _ in service.rows] == [1, 2, 3, 4, 5]
+    assert "service.json" in run.said[0]
+    assert json.loads(keep.read_text())["sent"] == (tmp_path / "metrics.jsonl").stat().st_size
+
+
 def test_a_service_that_hangs_delays_the_run_by_no_more_than_its_deadline(tmp_path: Path) -> None:
     service, release = Service(), threading.Event()
 

@@ -27,6 +27,8 @@ from paceline.report.gather import Run
 from paceline.timeline.canvas import style
 from paceline.timeline.story import Mark
 
+READ = 1000
+"""Updates that a pointer can read at most, the last one among them: more than a chart has pixels."""
 WORKS = ("train", "publish", "checkpoint")
 
 
@@ -128,10 +130,11 @@ def embedded(value: Any) -> Markup:
 
 
 def _hover(run: Run, shown: Sequence[Card]) -> dict[str, Any]:
-    """What a pointer over a chart reads: updates and the metrics of the legends, in four digits; null = no value."""
+    """What a pointer over a chart reads: updates, READ of them at most, and the metrics of the legends, in four digits; null = no value."""
     names = [key.name for card in shown if card.hover for key in card.keys]
-    values = {name: [_digits(row.get(name, math.nan)) for row in run.updates.values()] for name in names}
-    return {"x": list(run.updates), "left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "values": values}
+    updates = list(run.updates)[:: -max(1, math.ceil(len(run.updates) / READ))][::-1]
+    values = {name: [_digits(run.updates[update].get(name, math.nan)) for update in updates] for name in names}
+    return {"x": updates, "left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "values": values}
 
 
 def _digits(value: float) -> float | None:

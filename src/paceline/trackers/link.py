@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 GIVEN_UP = threading.Event()
-"""Set when a service did not close at the end of a run: its package may wait for it at the exit of the interpreter, too, and without end."""
+"""Set when a service did not close at the end of a run: at the exit of the interpreter its package may wait for it, without end."""
 
 
 @dataclass(frozen=True, slots=True)

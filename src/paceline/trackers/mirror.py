@@ -153,9 +153,10 @@ class Mirror:
             self._messages.append(f"{self.name}: {type(error).__name__}: {error}; its rows are kept in {self._source}, the run goes on")
 
     def _save(self, position: Position) -> None:
+        """Move on, and keep it. What could not be kept is not sent again by this process."""
+        self._position = position
         with whole(self._keep) as aside:
             aside.write_text(json.dumps(asdict(position)))
-        self._position = position
 
     def _tell(self) -> None:
         while self._messages:
@@ -165,7 +166,7 @@ class Mirror:
 def _read(path: Path) -> Position:
     try:
         return Position(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # none yet, or not ours: a run of its own, with all rows
+    except (OSError, ValueError, TypeError):  # none yet, or not ours: a run of its own, with all rows
         return Position(uuid.uuid4().hex)
 
 
