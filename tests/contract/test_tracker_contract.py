@@ -95,7 +95,7 @@ def _sorted(rows: Kept, in_order: bool) -> Kept:
     return rows if in_order else sorted(rows, key=lambda row: row[0])
 
 
-def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place: Place) -> None:
+def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
     sent = [("update", 1, 0.5), ("rollout", 249, 1.0), ("update", 203, 0.25), ("eval", 200, 0.75), ("update", 204, 0.0)]
     tracker = place.open()
     for axis, step, value in sent:
@@ -103,6 +103,7 @@ def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place
     tracker.close()
     tracker.close()
     assert place.said == []
+    assert capfd.readouterr().out == "", "standard output is a line per update, and nothing else"
     assert place.kept() == _sorted(sent, place.in_order)
 
 
