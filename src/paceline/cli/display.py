@@ -150,7 +150,7 @@ class Panel:
     def __init__(self, out: Console, err: Console) -> None:
         """err: gets the notices as well, where it is not the screen."""
         self.history = History()
-        self._err = None if err.file.isatty() else err
+        self._out, self._err = out, None if err.file.isatty() else err
         self._began = time.monotonic()
         self._evaluation = ""
         self._live = Live(console=out, get_renderable=self.render, refresh_per_second=4)
@@ -172,7 +172,7 @@ class Panel:
 
     def render(self) -> RenderableType:
         """The panel as it stands."""
-        seen, now, width = self.history, self.history.now, self._live.console.width
+        seen, now, width = self.history, self.history.now, self._out.width
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=max(now.total, 1), completed=now.update, width=max(8, min(40, width - 36)))
         elapsed = time.monotonic() - self._began
