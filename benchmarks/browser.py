@@ -45,7 +45,7 @@ class Browser:
     def ask(self, page: Path, script: str, width: int = 1280, height: int = 900, *, measures: bool = False) -> Any:
         """What `script`, the body of an async function that sees the page's `window` and `document`, returns. AssertionError for errors.
 
-        measures: the script reads clocks and waits for nothing. Otherwise time is virtual: it leaps over waits, and computing takes none.
+        measures: the script reads clocks and waits for nothing. Otherwise time is virtual, and leaps over waits.
         """
         clock = [] if measures else ["--virtual-time-budget=20000"]
         with tempfile.TemporaryDirectory() as home:
