@@ -342,6 +342,15 @@ def test_evaluating_without_held_out_problems_is_refused(wire: FakeWire) -> None
     assert "eval.task is unset" in done.stderr
 
 
+def test_evaluating_an_emulated_run_is_refused_whatever_it_says_of_problems(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[task]\nkind = "synthetic"\n[rollout]\nengine = "emulated"\n')
+    for words in ((), ("eval.task.kind=synthetic",)):
+        done = call("eval", str(tmp_path), *words)
+        assert done.exit_code == 2
+        assert "its answers are pretended" in done.stderr
+    assert wire.asked == []
+
+
 @pytest.mark.parametrize(
     ("violations", "code", "says"), [((), 0, "every rule holds"), (("exactly once: group 3 ended twice",), 1, "group 3 ended twice")]
 )

@@ -22,7 +22,7 @@ from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
-from paceline.config.checks import warnings
+from paceline.config.checks import ensure_scorable, warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
@@ -97,8 +97,7 @@ def evaluate(
     with _told():
         settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
         _present(settings)
-        if settings.eval.task is None:
-            raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
+        ensure_scorable(settings)
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import reward_name, task_name, training_tasks
+from paceline.config.checks import ensure_scorable, reward_name, task_name, training_tasks
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
@@ -75,10 +75,7 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
 
     Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
     """
-    if config.eval.task is None:
-        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
-    if _emulates(config):
-        raise ConfigError("rollout.engine = emulated: its answers are pretended and its trainer has no weights: there is nothing to score")
+    ensure_scorable(config)
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")

@@ -106,6 +106,11 @@ class _Replayed:
         """Whether nothing was recorded since a moment: then who took the run at that moment has not begun a lineage of its own."""
         return self.began + self.last < moment
 
+    @property
+    def doing(self) -> str:
+        """What the trainer does or waits for; "" at the end."""
+        return TRAINER[trainer(self.scene)] if self.open else ""
+
     def owed(self, now: float) -> tuple[Owed, ...]:
         """What is waited for, of a run that the machine can follow to where it is."""
         return tuple(_owed(self.replay.machine.waits(now), now)) if self.open and not self.fault else ()
@@ -123,32 +128,37 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     process, taken = controller(run), _taken(run)
     with closing(LedgerReader(rundir.ledger)) as reader:
         lineages = reader.lineages()
-        read = _replay(reader, lineages[-1]) if lineages else None
-    if read is None:
-        return _empty(process)
+        if not lineages:
+            return _empty(process)
+        read = _replay(reader, lineages[-1])
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
     wall = time.time() if wall is None else wall
     now = _now(read, process, wall)
-    fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
     over = process is not None and read.ended_by(taken)  # all that is recorded is of a life before the present one
-    if over or process is None:
-        state, headline = _gone(read, rundir, fatal, shutil.disk_usage(run).free < FULL)
-    else:
-        state, headline = _held(read, process, now)
-    wrong = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir, state)]
-    if over and process is not None:
-        state, headline, wrong = "starting", f"{_starts(process, wall - taken)}; the life before {headline}", []
+    state, headline, wrong = _look(read, rundir, None if over else process, now, notices)
+    if over:
+        state, headline, wrong = "starting", f"{_starts(process or 0, wall - taken)}; the life before {headline}", []
     findings = [*wrong, *_rules(run, read, audited), *_disk(state, run)]
     return Diagnosis(
         state=state,
         headline=headline,
         facts=tuple(_facts(read, rundir, len(lineages))),
-        trainer=TRAINER[trainer(read.scene)] if read.open and not over else "",
+        trainer="" if over else read.doing,
         owed=() if over else read.owed(now),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
         notices=_told(notices),
         lineages=len(lineages),
     )
+
+
+def _look(read: _Replayed, rundir: RunDir, process: int | None, now: float, notices: Sequence[Notice]) -> tuple[str, str, list[Finding]]:
+    """The state that a lineage is in, its headline, and what is wrong with it."""
+    if process is None:
+        fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
+        state, headline = _gone(read, rundir, fatal, shutil.disk_usage(rundir.root).free < FULL)
+    else:
+        state, headline = _held(read, process, now)
+    return state, headline, [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir, state)]
 
 
 def _told(notices: Sequence[Notice]) -> tuple[str, ...]:
