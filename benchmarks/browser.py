@@ -60,6 +60,7 @@ class Browser:
 
     def picture(self, page: Path, target: Path, width: int = 1280, height: int = 900, dark: bool = False, script: str = "") -> None:
         """A screenshot of the page from its top, after `script`."""
+        assert page.is_file(), f"{page}: there is no page"
         with tempfile.TemporaryDirectory() as home:
             frame = self._frame(Path(home), page, width, height, script)
             scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]

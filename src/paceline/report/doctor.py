@@ -247,11 +247,11 @@ def _stopped(read: _Replayed, stop: c.Stop, rundir: RunDir) -> tuple[str, str]:
 
 
 def _exported(read: _Replayed, rundir: RunDir) -> bool:
-    """Whether the lineage has written its model."""
+    """Whether the lineage has written its model; a model that does not say whose it is counts."""
     try:
         return read_origin(rundir.model).lineage == read.lineage.id
     except CheckpointError:
-        return False
+        return rundir.model.is_dir()
 
 
 def _ended(state: str, rundir: RunDir) -> list[Finding]:
