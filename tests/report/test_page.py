@@ -19,7 +19,7 @@ from paceline.cli.main import app
 from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.schedule import Resume
-from paceline.report.cards import learning
+from paceline.report.cards import learning, times
 from paceline.report.gather import gather
 from paceline.report.page import embedded, render
 from paceline.runtime.metrics import time_metrics
@@ -152,6 +152,16 @@ def test_the_time_of_a_life_that_left_no_checkpoint_is_in_the_total(tmp_path: Pa
     checked(text)
     assert "2 lives: continued after update 0" in text
     assert "Nothing in the latest life, lineage 2: no attempt failed" in text
+
+
+def test_time_that_no_update_has_is_told_beside_the_bars(tmp_path: Path) -> None:
+    """An evaluation after the last update is in the figures at the top: without a word the two would contradict each other."""
+    run = tmp_path / "run"
+    made_runs.write(run, made_runs.schedule(3, 2), made_runs.world())
+    gathered = gather(run, 0)
+    after = gathered.total.seconds - sum(row.tally.seconds for row in gathered.latest.updates)
+    assert after > 0.01 * gathered.total.seconds
+    assert all(card.note.endswith(f"not in it: {after:,.1f} s after the last update") for card in times(gathered)[:2])
 
 
 def test_a_card_for_several_tasks_and_reward_functions_says_what_it_leaves_out(tmp_path: Path) -> None:

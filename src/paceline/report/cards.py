@@ -171,10 +171,18 @@ def _waiting(run: Run) -> list[Card]:
     sums = [sum(one.values()) for one in trainer]
     cut = sum(height > charts.ceiling(sums) for height in sums)
     note = f"{cut} of {len(sums)} updates took longer than is drawn, at most {max(sums):,.1f} s" if cut else ""
+    other = _left_out(run, sum(row.tally.seconds for row in rows))
     return [
-        _causes("What the trainer did and waited for", "seconds per update", xs, trainer, TRAINER, note),
-        _causes("What rollout slots did and waited for", "share of slot-seconds", xs, slots, ROLLOUT, ""),
+        _causes("What the trainer did and waited for", "seconds per update", xs, trainer, TRAINER, "; ".join(filter(None, (note, other)))),
+        _causes("What rollout slots did and waited for", "share of slot-seconds", xs, slots, ROLLOUT, other),
     ]
+
+
+def _left_out(run: Run, shown: float) -> str:
+    """Time that no update has, and the figures at the top do: an evaluation at the end, say."""
+    left = run.total.seconds - shown
+    voided = " or voided by a resume" if len(run.lives) > 1 else ""
+    return f"not in it: {left:,.1f} s after the last update{voided}" if left > 0.01 * run.total.seconds else ""
 
 
 def _causes(title: str, unit: str, xs: list[float], seconds: list[dict[str, float]], states: Mapping[str, str], note: str) -> Card:
