@@ -24,7 +24,8 @@ class TaskConfig(Section):
     seed: int = 1
     """reasoning_gym: seed of the generator."""
     path: str = ""
-    """file: JSONL or Parquet file, or a directory that `datasets` wrote with save_to_disk; relative to the working directory."""
+    """file: JSONL or Parquet file, a directory with the parts of one, or one that `datasets` wrote with save_to_disk; relative to the
+    working directory."""
     prompt_column: str = "prompt"
     """file: column with the question (text) or the messages (list of role/content)."""
     gold_column: str | None = None
