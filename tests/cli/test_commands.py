@@ -292,6 +292,18 @@ def test_errors_that_a_user_can_cause_are_messages_with_an_exit_code(wire: FakeW
     assert "Traceback" not in done.output
 
 
+def test_a_service_that_was_given_up_cannot_hold_the_process_at_its_exit() -> None:
+    """As W&B's exit handler does, which waits for uploads to a server that is gone."""
+    code = (
+        "import atexit, sys, time, typer\nfrom paceline.cli import main\nfrom paceline.trackers.link import GIVEN_UP\n"
+        "@main.app.command('wait')\ndef wait():\n"
+        "    atexit.register(time.sleep, 600)\n    GIVEN_UP.set()\n    sys.stdout.write('the end')\n    raise typer.Exit(3)\n"
+        "sys.argv = ['paceline', 'wait']\nmain.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "the end"), done.stderr
+
+
 def test_a_fault_of_paceline_itself_is_not_hidden(wire: FakeWire) -> None:
     wire.error = AssertionError("ours")
     assert isinstance(call("train", QUICKSTART).exception, AssertionError)
@@ -335,6 +347,15 @@ def test_evaluating_without_held_out_problems_is_refused(wire: FakeWire) -> None
     done = call("eval", "smollm2-135m", "--config", QUICKSTART, "~eval")
     assert done.exit_code == 2
     assert "eval.task is unset" in done.stderr
+
+
+def test_evaluating_an_emulated_run_is_refused_whatever_it_says_of_problems(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[task]\nkind = "synthetic"\n[rollout]\nengine = "emulated"\n')
+    for words in ((), ("eval.task.kind=synthetic",)):
+        done = call("eval", str(tmp_path), *words)
+        assert done.exit_code == 2
+        assert "its answers are pretended" in done.stderr
+    assert wire.asked == []
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,9 @@ def test_a_dataset_that_changed_is_told_by_its_rows_and_by_its_fingerprint_where
         assert wire._explained(run, now)["contents of task sums"]() == ""
     run.rows.write_text(json.dumps({name: task.digests for name, task in rows_of("4", "7", "6", "8").items()}))
     assert wire._explained(run, now)["contents of task sums"]() == "row 1 changed; row 3 gone"
+
+
+def test_evaluating_what_only_pretends_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    words = ["rollout.engine=emulated", "task.kind=synthetic", "eval.task.kind=synthetic"]
+    with pytest.raises(ConfigError, match=r"rollout.engine = emulated: its answers are pretended .*nothing to score"):
+        wire.evaluate(load(None, words), str(tmp_path))

@@ -54,6 +54,9 @@ def test_multiversion_defaults_to_a_window_of_two() -> None:
     assert (s.version_window, s.bound, s.buffer_groups, s.staleness, s.in_flight_groups) == (2, 1, 0, 0, 0)
 
 
+DECODING = ("admit", "evaluate", "groups")
+
+
 def test_periods_and_deadlines_reach_the_schedule() -> None:
     s = schedule(
         config(
@@ -69,9 +72,19 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
     deadlines = dict(s.deadlines)
     assert (s.evaluate_every, s.checkpoint_every) == (4, 3)
     assert set(deadlines) == set(DEADLINES)
-    assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch")} == {7.0}
+    assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch", *DECODING)} == {7.0}
     assert deadlines["dispatch"] == 70.0
     assert deadlines["materialize"] == 12.0
+
+
+def test_what_decodes_has_time_for_every_token_so_that_long_answers_are_not_overdue() -> None:
+    words = ("rollout.slots=64", "rollout.instances=2", "schedule.group_size=8", "schedule.groups_per_update=64", "reward.0.timeout_s=10")
+    words = (*words, "rollout.max_tokens=32768", "eval.task.name=other", "eval.problems=100", "eval.samples=4")
+    deadlines = dict(schedule(config(*words)).deadlines)
+    assert deadlines["admit"] == 600 + 32768 / 4, "ten minutes alone were a false alarm in every run of a reasoning model"
+    assert deadlines["groups"] == 600 + 10 + 4 * 32768 / 4, "512 samples in 128 slots"
+    assert deadlines["evaluate"] == 600 + 4 * 32768 / 4, "500 answers"
+    assert 600 < dict(schedule(config("rollout.max_tokens=24")).deadlines)["admit"] < 610
 
 
 def test_an_answer_of_kind_math_has_its_own_deadline_and_a_group_the_sum_of_them() -> None:

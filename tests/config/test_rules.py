@@ -126,6 +126,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("name_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.name=n")),
     ("offline_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.offline=true")),
     ("mlflow_server_no_effect", (*GYM, "tracking.kinds=['wandb']", "tracking.mlflow_server=http://x")),
+    ("no_password_in_the_address", (*GYM, "tracking.kinds=['mlflow']", "tracking.mlflow_server=https://me:secret@host:5000/x")),
     ("kinds_once", (*GYM, "tracking.kinds=['wandb', 'wandb']")),
     ("temperature_without_samples", (*HELD_OUT, "eval.samples=0", "eval.temperature=0.5")),
     ("some_reward", (*GYM, "reward=[]")),

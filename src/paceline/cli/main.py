@@ -6,29 +6,31 @@ Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 int
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline import __version__
-from paceline.cli.display import display, screen
+from paceline.cli.display import display, plain, screen
 from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
-from paceline.config.checks import warnings
+from paceline.config.checks import ensure_scorable, warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows, task_sections
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
 from paceline.timeline.range import Range
+from paceline.trackers.link import GIVEN_UP
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
 
 app = typer.Typer(
@@ -102,8 +104,7 @@ def evaluate(
     with _told():
         settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
         _present(settings)
-        if settings.eval.task is None:
-            raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
+        ensure_scorable(settings)
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)
@@ -158,8 +159,7 @@ def draw(
     """
     with _told():
         only = Range(-math.inf if start is None else start, math.inf if end is None else end)
-        for line in timeline(run, output, form, lineage, only):
-            typer.echo(line)
+        _say(timeline(run, output, form, lineage, only))
 
 
 @app.command()
@@ -173,8 +173,7 @@ def report(
     Curves, timeline, waiting and its causes, samples, configuration, audit.
     """
     with _told():
-        for line in reports().report(run, output, samples):
-            typer.echo(line)
+        _say(reports().report(run, output, samples))
 
 
 @app.command()
@@ -185,9 +184,15 @@ def doctor(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run direct
     """
     with _told():
         lines, healthy = reports().doctor(run)
-        for line in lines:
-            typer.echo(line)
+        _say(lines)
         raise typer.Exit(DONE if healthy else FAILED)
+
+
+def _say(lines: Sequence[str]) -> None:
+    """Lines to standard output, whatever characters they hold and however early its reader leaves."""
+    out = screen(sys.stdout)
+    for line in lines:
+        plain(out, line)
 
 
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
@@ -271,7 +276,15 @@ def _told() -> Iterator[None]:
 
 def main() -> None:
     """Entry point of the `paceline` command."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if GIVEN_UP.is_set() and isinstance(end.code, int):  # W&B's exit handler waits for its uploads, for days
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, AttributeError):
+                    stream.flush()
+            os._exit(end.code)
+        raise
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import ensure, reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, ensure_scorable, reward_name, task_name, training_tasks
 from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
@@ -39,6 +39,7 @@ from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
 from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
+from paceline.trackers.jsonl import updates
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError
 from paceline.types.progress import Progress
@@ -72,9 +73,11 @@ def train(
 
 
 def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda progress: None) -> EvalResult:
-    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer."""
-    if config.eval.task is None:
-        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
+    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer.
+
+    Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
+    """
+    ensure_scorable(config)
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
@@ -154,6 +157,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             trackers=trackers_of(lineage.id, lambda text: session.recorder.notice(text)),
             on_progress=notices.beside(on_progress),
         )
+        session.recorder.recall(updates(rundir.metrics, lineage.resume.update))
         return session
 
     with Ledger(rundir.ledger) as ledger:

@@ -5,6 +5,7 @@ A *group* is one prompt with its `group_size` samples. Updates count groups: U g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -134,11 +135,28 @@ def reward_deadline(config: Config) -> tuple[float, float]:
     return calls + (maths + VERIFIER_GRACE_S if maths else 0.0), maths / config.pool.verifiers
 
 
+TOKEN_S = 0.25
+"""Seconds that a token may take: a trajectory that needs longer is overdue, however many tokens it may have."""
+
+
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
-    """Waits on workers are due with the worker's answer."""
-    rewards, per_answer = reward_deadline(config)
-    own = {"dispatch": config.pool.train_timeout_s, "materialize": rewards + per_answer * config.schedule.group_size}
-    return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
+    """Waits on workers are due with the worker's answer; those for what decodes leave time for every token besides."""
+    answer, (rewards, per_answer) = config.pool.answer_timeout_s, reward_deadline(config)
+    judging = rewards + per_answer * config.schedule.group_size
+    own = {
+        "dispatch": config.pool.train_timeout_s,
+        "materialize": judging,
+        "admit": answer + _decoding(config, 1),
+        "evaluate": answer + _decoding(config, config.eval.problems * (config.eval.samples + config.eval.greedy)),
+        "groups": answer + judging + _decoding(config, _period(config.schedule) * config.schedule.group_size),
+    }
+    return tuple((dict.fromkeys(DEADLINES, answer) | own).items())
+
+
+def _decoding(config: Config, samples: int) -> float:
+    """Seconds that so many samples may decode for: in waves, as many at a time as there are slots."""
+    waves = math.ceil(samples / (config.rollout.instances * config.rollout.slots))
+    return waves * config.rollout.max_tokens * TOKEN_S
 
 
 def _by_task(config: Config, groups: int, rows: Sequence[int | None]) -> tuple[tuple[str, int], ...]:
