@@ -154,6 +154,23 @@ def test_a_row_gives_the_same_bits_alone_and_among_rows_with_other_settings():
         assert alone.logprob_kept.item() == together.logprob_kept[i].item()
 
 
+def test_the_set_that_a_row_keeps_depends_on_no_neighbour_even_where_a_token_stands_at_the_edge_of_the_mass():
+    """A lone row is summed by all threads, and a neighbour with a large top_k widens the search: neither may move an edge."""
+    vocabulary = 50_000
+    weights = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(5)).mul(2).softmax(-1)
+    mass = weights.sort(descending=True).values.cumsum(-1)[0].double()
+    neighbours = torch.tensor([0, vocabulary, 3000])
+    torch.set_num_threads(2)
+    try:
+        for count in range(900, 1200, 7):
+            top_p = (mass[count] / weights.double().sum()).expand(3)
+            alone = keep_mask(weights, top_p[:1], neighbours[:1])
+            assert torch.equal(keep_mask(weights.expand(3, -1).contiguous(), top_p, neighbours)[:1], alone), count
+            assert torch.equal(keep_mask(weights.expand(2, -1).contiguous(), top_p[:2], torch.zeros(2, dtype=torch.int64))[:1], alone), count
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_the_given_logits_are_left_untouched():
     logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(4))
     before = logits.clone()

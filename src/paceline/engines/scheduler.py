@@ -292,7 +292,7 @@ class Scheduler:
         self._pool.extend(prompt.span, self._pool.needed(len(prompt.ids)))
         if saved:
             self._pool.restore(prompt.span, saved.kv)
-            prompt.last = saved.last
+            prompt.last = saved.last.to(self._pool.device)
         if prompt.version == GONE:
             assert saved is not None
             saved.placed = prompt
