@@ -239,6 +239,10 @@ class PoolConfig(Section):
     """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them; half for run.deterministic."""
     trainer_threads: int = Field(default=0, ge=0)
     """Threads of the trainer; 0 as above."""
+    rollout_devices: Texts = ("cpu",)
+    """Torch devices of the engines (`cpu`, `cuda`, `cuda:1`), shared out among the instances in turn."""
+    trainer_device: str = "cpu"
+    """Torch device of the trainer and the reference model."""
     rollout_cores: Ids = ()
     """Cores to pin engines to (shared out among the instances); empty = no pinning."""
     trainer_cores: Ids = ()
