@@ -1,11 +1,11 @@
 """How fast does the engine decode? Tokens per second at batch 1, 8, 32 and 64, one thread and two, float32 and bfloat16, beside others.
 
-The engine runs as in a rollout: answers of mixed lengths (half to all of --tokens) in groups of eight, twice as many as there are slots, so
-that answers join while others decode; a rate is what was sampled, log-probs included, until the queue was empty, over the seconds that it
-took, prefill included. transformers' `generate` and vLLM (CPU build, in an environment of its own, made at --venv) get what is best for
-them: one batch of answers that all have --tokens tokens, without log-probs. Each side is a process of its own with its own threads; sides
-take turns, --repeats times; a finished one is a line of RUNS/sides.jsonl and does not run again while the code stays as it is. Where vLLM
-cannot be installed or imported the figures say why; `--only paceline transformers` leaves it out.
+The engine runs as in a rollout: answers of mixed lengths (half to all of --tokens) in groups of eight (alone at batch 1), twice as many as
+there are slots, so that answers join while others decode; a rate is what was sampled, log-probs included, until the queue was empty, over
+the seconds that it took, prefill included. transformers' `generate` and vLLM (CPU build, in an environment of its own, made at --venv) get
+what is best for them: one batch of answers that all have --tokens tokens, without log-probs. Each side is a process of its own with its own
+threads; sides take turns, --repeats times; a finished one is a line of RUNS/sides.jsonl and does not run again while the code stays as it
+is. Where vLLM cannot be installed or imported the figures say why; `--only paceline transformers` leaves it out.
 
 The limit of a step is the time to read the weights once, or their products at the rate of a large product, whichever is longer, both
 measured in the same processes. Usage: python benchmarks/decode.py [--tiny] [--only paceline transformers] [--venv DIR]
@@ -65,18 +65,18 @@ class Job:
 
 def prompts_of(batch: int, answers: int) -> list[list[int]]:
     """The prompt of each answer, in groups; other ones for every batch size, so that no cache knows them."""
-    found = [prompt.ids.tolist() for prompt in prompts(100 * batch, -(-answers // GROUP))]
-    return [found[index // GROUP] for index in range(answers)]
+    size = min(GROUP, batch)
+    found = [prompt.ids.tolist() for prompt in prompts(100 * batch, -(-answers // size))]
+    return [found[index // size] for index in range(answers)]
 
 
 def requests(batch: int, tokens: int) -> list[Request]:
     """Twice a batch and a few more, of mixed lengths."""
-    answers = 2 * batch + 6
+    answers, size = 2 * batch + 6, min(GROUP, batch)
     lengths = np.random.default_rng(0).integers(tokens // 2, tokens, size=answers, endpoint=True)
     asked = [np.array(prompt, dtype=np.int32) for prompt in prompts_of(batch, answers)]
     return [
-        Request(index // GROUP, index % GROUP, 1, asked[index], Sampling(int(lengths[index])), seed=1, version=0)
-        for index in range(answers)
+        Request(index // size, index % size, 1, asked[index], Sampling(int(lengths[index])), seed=1, version=0) for index in range(answers)
     ]
 
 
