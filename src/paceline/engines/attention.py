@@ -28,10 +28,31 @@ class PromptKV:
     version: int = 0
     """Policy version whose weights made its keys and values, or `scheduler.GONE`."""
     span: Span = field(default_factory=lambda: Span("front"))
+    read: int = 0
+    """Tokens whose keys and values lie in memory, or will after the step that is planned."""
     last: torch.Tensor | None = None
-    """Final hidden state of the last prompt token [width]: predicts every sample's first token."""
+    """Final hidden state of the last prompt token [width], once all are read: predicts every sample's first token."""
     users: int = 0
     """Running trajectories that continue it."""
+
+    @property
+    def unread(self) -> int:
+        """Tokens that are still to be read."""
+        return len(self.ids) - self.read
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens `start` to `stop` of a prompt, which run together; those before them lie in memory."""
+
+    prompt: PromptKV
+    start: int
+    stop: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens."""
+        return self.prompt.ids[self.start : self.stop]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,42 +67,49 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rebuilt:
-    """A trajectory all of whose tokens run at once, after a prompt that lies in memory or is prefilled in the same forward."""
+class _Behind:
+    """n tokens that run at once, behind p tokens of the same text that lie in memory or run in the same forward."""
 
     rows: slice
-    """Its rows of the forward."""
+    """Their rows of the forward."""
     where: torch.Tensor
-    """Places of the prompt and its own tokens, [p + n, kv_heads]."""
+    """Places of all these tokens, [p + n, kv_heads]."""
     sees: torch.Tensor
     """Which of them each row attends to, [n, p + n]."""
 
 
 class StepAttention:
-    """`Attend` over rows [decoding tracks..., tokens of fresh prompts..., tokens of rebuilt tracks...]; writes their keys and values."""
+    """`Attend` over rows [decoding tracks..., tokens of parts of prompts..., tokens of rebuilt tracks...]; writes their keys and values."""
 
     def __init__(
         self,
         pool: PagePool,
         tracks: Sequence[Track],
-        fresh: Sequence[PromptKV] = (),
+        parts: Sequence[Part] = (),
         rebuilt: Sequence[Track] = (),
     ) -> None:
+        """parts: those that begin their prompts come first."""
         self._pool, self._count = pool, len(tracks)
-        self._prefill: Attend = causal([len(prompt.ids) for prompt in fresh], pool.shape.scale)
+        begin = [part for part in parts if not part.start]
+        self._prefill: Attend = causal([part.stop for part in begin], pool.shape.scale)
         places = [place for track in tracks for place in pool.rows(track.own, len(track.tokens) - 1, len(track.tokens))]
-        places += [place for prompt in fresh for place in pool.rows(prompt.span, 0, len(prompt.ids))]
+        places += [place for part in begin for place in pool.rows(part.prompt.span, 0, part.stop)]
         self._prefilled = len(places)
-        self._rebuilt: list[_Rebuilt] = []
+        self._behind: list[_Behind] = []
+        for part in parts[len(begin) :]:
+            places += self._follow(pool.rows(part.prompt.span, 0, part.stop), part.start, len(places))
         for track in rebuilt:
-            before, n = len(track.prompt.ids), len(track.tokens)
-            lost = pool.rows(track.own, 0, n)
-            where = pool.spread(pool.rows(track.prompt.span, 0, before) + lost)
-            sees = torch.ones(n, before + n, dtype=torch.bool, device=pool.device).tril(before)
-            self._rebuilt.append(_Rebuilt(slice(len(places), len(places) + n), where, sees))
-            places += lost
+            prompt = pool.rows(track.prompt.span, 0, len(track.prompt.ids))
+            places += self._follow(prompt + pool.rows(track.own, 0, len(track.tokens)), len(prompt), len(places))
         self._where = pool.spread(places).flatten()
         self._decode = _Decoding(pool, tracks) if tracks else None
+
+    def _follow(self, text: list[int], before: int, first: int) -> list[int]:
+        """Let rows from `first` on be those of a text at these places, but for `before` tokens. Their places."""
+        n = len(text) - before
+        sees = torch.ones(n, len(text), dtype=torch.bool, device=self._pool.device).tril(before)
+        self._behind.append(_Behind(slice(first, first + n), self._pool.spread(text), sees))
+        return text[before:]
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
@@ -92,16 +120,16 @@ class StepAttention:
         parts = [] if self._decode is None else [self._decode(layer, q[:n])]
         if end > n:
             parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
-        parts += [self._again(layer, q[track.rows], track) for track in self._rebuilt]
+        parts += [self._from_memory(layer, q[one.rows], one) for one in self._behind]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _again(self, layer: int, q: torch.Tensor, track: _Rebuilt) -> torch.Tensor:
+    def _from_memory(self, layer: int, q: torch.Tensor, behind: _Behind) -> torch.Tensor:
         """q [n, heads, d] -> [n, heads, d], from memory and in its dtype, as decoding computes."""
-        keys, values = self._pool.gather(layer, track.where)
+        keys, values = self._pool.gather(layer, behind.where)
         repeats = q.shape[1] // keys.shape[1]
         parts = (q.to(keys.dtype), keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1))
         rows, keys, values = (part.transpose(0, 1)[None] for part in parts)
-        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=track.sees, scale=self._pool.shape.scale)
+        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=behind.sees, scale=self._pool.shape.scale)
         return result[0].transpose(0, 1).to(q.dtype)
 
 

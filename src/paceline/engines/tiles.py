@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from paceline.algo.sampling import Draw, Knobs, draw
-from paceline.engines.attention import PromptKV, Track
+from paceline.engines.attention import Part, PromptKV, Track
 from paceline.engines.pages import PagePool, Span
 from paceline.models.packed import PackedModel
 from paceline.types.errors import EngineError
@@ -87,10 +87,10 @@ class TileAttention:
         return (result / total).view(q.shape).to(q.dtype)
 
 
-def rows_of(tracks: Sequence[Track], fresh: Sequence[PromptKV], rebuilt: Sequence[Track]) -> list[TokenRow]:
-    """Rows [the last token of each track..., tokens of fresh prompts..., all tokens of rebuilt tracks...]."""
+def rows_of(tracks: Sequence[Track], parts: Sequence[Part], rebuilt: Sequence[Track]) -> list[TokenRow]:
+    """Rows [the last token of each track..., tokens of parts of prompts..., all tokens of rebuilt tracks...]."""
     rows = [TokenRow(track.tokens[-1], track.prompt, track.own, len(track.tokens) - 1) for track in tracks]
-    rows += [TokenRow(token, prompt, None, place) for prompt in fresh for place, token in enumerate(prompt.ids)]
+    rows += [TokenRow(token, part.prompt, None, place) for part in parts for place, token in enumerate(part.ids, part.start)]
     return rows + [TokenRow(token, track.prompt, track.own, place) for track in rebuilt for place, token in enumerate(track.tokens)]
 
 
@@ -143,7 +143,7 @@ def _scored(model: PackedModel, like: PagePool, texts: Sequence[Sequence[int]], 
     pool = like.another(sum(like.needed(len(text)) for text in texts))
     for prompt in prompts:
         pool.extend(prompt.span, pool.needed(len(prompt.ids)))
-    rows = rows_of([], prompts, [])
+    rows = rows_of([], [Part(prompt, 0, len(prompt.ids)) for prompt in prompts], [])
     states = [hidden(model, pool, rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
     return list(torch.split(logits(model, torch.cat(states)), [len(text) for text in texts]))
 

@@ -16,7 +16,7 @@ from paceline.algo.sampling import Draw, Knobs, check, draw
 from paceline.config.memory import KV_PAGE
 from paceline.core.places import Places
 from paceline.engines import tiles
-from paceline.engines.attention import PromptKV, StepAttention, Track
+from paceline.engines.attention import Part, PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
 from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler, Step
@@ -31,7 +31,7 @@ from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason,
 from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 PREFILL_TOKENS = 512
-"""A step prefills prompts up to this many tokens, at least one prompt: those who decode wait for it."""
+"""A step prefills prompts up to this many tokens, and longer ones in parts: those who decode wait for it."""
 PROBE_STEPS = 8
 """Decode steps of a probe."""
 
@@ -108,12 +108,13 @@ class TorchEngine:
         self._refused.clear()
         plan = self._scheduler.plan()
         rows = plan.rows
-        if not rows:
+        if not rows and not plan.parts:
             return ended
         now = self._clock()
         for row in plan.joins:
             row.job.admitted_at = now if row.job.admitted_at is None else row.job.admitted_at
-        return ended + self._advance(rows, self._draw(rows, self._logits(plan)))
+        logits = self._logits(plan)
+        return ended + self._advance(rows, self._draw(rows, logits)) if rows else ended
 
     def load_state(self) -> EngineLoad:
         """Present load. KV memory counts in whole pages; refused requests wait until `step` has returned their failures."""
@@ -263,13 +264,15 @@ class TorchEngine:
         """Logits of the rows of one version [N, vocabulary]."""
         rebuilt = [row for row in part.joins if row.tokens]
         states: list[torch.Tensor] = []
-        if part.decode or part.fresh or rebuilt:
-            states.append(self._forward(model, self._pool, part.decode, part.fresh, rebuilt)[: len(part.decode)])
+        if part.decode or part.parts or rebuilt:
+            states.append(self._forward(model, self._pool, part.decode, part.parts, rebuilt)[: len(part.decode)])
         states += [row.state()[None] for row in part.joins]
         return self._scores(model, torch.cat(states))
 
     def _scores(self, model: PackedModel, states: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states [N, vocabulary]."""
+        if not len(states):
+            return torch.empty(0, self._shape.vocabulary, dtype=self._pool.dtype, device=self._pool.device)
         return tiles.logits(model, states) if self._deterministic else model.logits(states)
 
     @torch.inference_mode()
@@ -277,17 +280,19 @@ class TorchEngine:
         tiles.prove(self._models[0], self._pool)
 
     def _forward(
-        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV] = (), rebuilt: Sequence[Track] = ()
+        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], parts: Sequence[Part] = (), rebuilt: Sequence[Track] = ()
     ) -> torch.Tensor:
         """Final hidden states [tracks + prompt tokens + rebuilt tokens, width]; the KV of all these tokens is in memory afterwards."""
+        parts = sorted(parts, key=lambda part: part.start > 0)
         if self._deterministic:
-            hidden = tiles.hidden(model, pool, tiles.rows_of(tracks, fresh, rebuilt))
+            hidden = tiles.hidden(model, pool, tiles.rows_of(tracks, parts, rebuilt))
         else:
-            hidden = self._packed(model, pool, tracks, fresh, rebuilt)
+            hidden = self._packed(model, pool, tracks, parts, rebuilt)
         end = len(tracks)
-        for prompt in fresh:
-            end += len(prompt.ids)
-            prompt.last = hidden[end - 1].clone()
+        for part in parts:
+            end += len(part.ids)
+            if part.stop == len(part.prompt.ids):
+                part.prompt.last = hidden[end - 1].clone()
         for track in rebuilt:
             end += len(track.tokens)
             track.last = hidden[end - 1].clone()
@@ -295,26 +300,26 @@ class TorchEngine:
         return hidden
 
     def _packed(
-        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV], rebuilt: Sequence[Track]
+        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], parts: Sequence[Part], rebuilt: Sequence[Track]
     ) -> torch.Tensor:
         """`_forward` as one run of all rows together."""
         ids = [track.tokens[-1] for track in tracks]
         positions = [len(track.prompt.ids) + len(track.tokens) - 1 for track in tracks]
-        for prompt in fresh:
-            ids += prompt.ids
-            positions += range(len(prompt.ids))
+        for part in parts:
+            ids += part.ids
+            positions += range(part.start, part.stop)
         for track in rebuilt:
             ids += track.tokens
             positions += range(len(track.prompt.ids), len(track.prompt.ids) + len(track.tokens))
         rows = torch.tensor([ids, positions], device=pool.device)
-        return model.hidden(rows[0], rows[1], StepAttention(pool, tracks, fresh, rebuilt))
+        return model.hidden(rows[0], rows[1], StepAttention(pool, tracks, parts, rebuilt))
 
     def _replay(self, model: PackedModel, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Prefill a prompt, decode given tokens after it; hidden states of all [prompt + tokens, width]."""
         track = Track(PromptKV(tuple(prompt)))
         pool = self._pool.another(self._pool.needed(len(prompt)) + self._pool.needed(len(tokens)))
         pool.extend(track.prompt.span, pool.needed(len(prompt)))
-        hidden = [self._forward(model, pool, [], [track.prompt])]
+        hidden = [self._forward(model, pool, [], [Part(track.prompt, 0, len(prompt))])]
         for token in tokens:
             track.tokens.append(token)
             pool.extend(track.own, pool.needed(len(track.tokens)) - len(track.own.places))
