@@ -76,7 +76,7 @@ def test_every_job_that_fits_alone_ends_once_with_all_its_tokens_and_nothing_lea
 @settings(max_examples=100, deadline=None)
 @given(works, st.integers(4, 14), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24)), max_size=10))
 def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, pages, aborts):
-    planner, pool = scheduler(pages, 4)
+    planner, pool = scheduler(pages, 4, prefill_tokens=4)
     expected, ended = submitted(planner, work), []
     for now in range(2000):
         ended += advance(planner, planner.plan())
@@ -92,7 +92,7 @@ def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, p
 @settings(max_examples=200, deadline=None)
 @given(works, st.integers(3, 14), st.integers(1, 6), st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=6))
 def test_new_weights_at_any_moment_reach_every_job_and_no_row_starts_on_a_prompt_of_old_ones(work, pages, slots, updates):
-    planner, pool = scheduler(pages, slots)
+    planner, pool = scheduler(pages, slots, prefill_tokens=4)
     expected, ended, version = submitted(planner, work), [], 0
     for now in range(3000):
         for _, rebuild in [update for update in updates if update[0] == now]:
