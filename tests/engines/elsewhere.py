@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-DEVICE = torch.device("lazy")
-"""A name that torch knows and loads nothing for."""
+DEVICE = torch.device("lazy:0")
+"""A name that torch knows and loads nothing for; without the number it would ask for the present device of that kind."""
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 """The only operations between devices."""
 
