@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("lazy:0")
 """A name that torch knows and loads nothing for; without the number it would ask for the present device of that kind."""
-_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-"""The only operations between devices."""
+_MOVES = (torch.ops.aten.to, torch.ops.aten._to_copy)
+"""Operations that may take a tensor from one device to another, beside copying into place."""
 
 
 class Remote(torch.Tensor):
@@ -45,22 +45,32 @@ class Elsewhere(TorchDispatchMode):
 
 
 def _run(operation, arguments, options):
-    given = [leaf for leaf in tree_leaves((arguments, options)) if isinstance(leaf, torch.Tensor)]
-    remote = {id(one.inner): one for one in given if isinstance(one, Remote)}
-    local = [one for one in given if not isinstance(one, Remote)]
+    kind, leaves = operation.overloadpacket, tree_leaves((arguments, options))
+    remote = {id(one.inner): one for one in leaves if isinstance(one, Remote)}
+    local = [one for one in leaves if isinstance(one, torch.Tensor) and not isinstance(one, Remote)]
+    crosses = kind in _MOVES or kind is torch.ops.aten.copy_
     # Like real devices, this one takes single numbers from the CPU.
-    assert not remote or operation in _COPIES or not any(one.ndim for one in local), f"{operation} of tensors on two devices"
-    asked = options.get("device")
-    lands = bool(remote) if asked is None else torch.device(asked).type == DEVICE.type
-    if asked is not None and lands:
-        options = {**options, "device": torch.device("cpu")}
-    plain, named = tree_map(lambda leaf: leaf.inner if isinstance(leaf, Remote) else leaf, (arguments, options))
+    assert not remote or crosses or not any(one.ndim for one in local), f"{operation} of tensors on two devices"
+    asked = [one for one in leaves if isinstance(one, torch.device)]
+    lands = asked[0].type == DEVICE.type if asked else bool(remote)
+    if operation is torch.ops.aten.to.other:
+        lands = isinstance(arguments[1], Remote)
+
+    def inside(leaf):
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu") if leaf.type == DEVICE.type else leaf
+        return leaf.inner if isinstance(leaf, Remote) else leaf
 
     def placed(leaf):
-        if not isinstance(leaf, torch.Tensor) or any(leaf is one for one in local):
+        if not isinstance(leaf, torch.Tensor):
             return leaf
-        if id(leaf) in remote:
+        if kind in _MOVES:
+            leaf = leaf.clone()
+        elif any(leaf is one for one in local):
+            return leaf
+        elif id(leaf) in remote:
             return remote[id(leaf)]
         return Remote(leaf) if lands else leaf
 
+    plain, named = tree_map(inside, (arguments, options))
     return tree_map(placed, operation(*plain, **named))
