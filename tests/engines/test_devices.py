@@ -66,11 +66,10 @@ def same(found, right, bound):
             assert np.abs(found[key].columns[name] - expected.columns[name]).max() <= bound
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_an_engine_samples_the_same_tokens_where_its_model_lies_also_when_memory_is_short(models, device, deterministic):
+def test_an_engine_samples_the_same_tokens_where_its_model_lies_also_when_memory_is_short(models, device):
     results = []
     for place in ("cpu", device):
-        made = serving(models[0], place, slots=9, kv_tokens=96, deterministic=deterministic)
+        made = serving(models[0], place, slots=9, kv_tokens=64, prefill_tokens=12)
         made.submit(workload())
         results.append(drain(made))
         assert made.preempted

@@ -163,10 +163,10 @@ def test_short_memory_and_several_updates_leave_every_log_prob_that_of_its_token
 def test_updates_moves_aborts_and_short_memory_in_any_order_leave_every_log_prob_that_of_its_tokens_version(models, tmp_path, seed):
     """Two engines hold two versions each; a new one takes the place of the older one on both."""
     random = np.random.default_rng(seed)
-    engines = [serve(models, versions_held=2, slots=5, page=page, kv_tokens=page * (100 // page), prefill_tokens=9) for page in (4, 7)]
+    engines = [serve(models, versions_held=2, slots=8, page=page, kv_tokens=page * (53 // page), prefill_tokens=9) for page in (4, 7)]
     for serving in engines:
         load(serving, models, 1, None)
-    requests = [request(g, s, prompt(g, 3 + 4 * g), max_tokens=int(random.integers(1, 28))) for g in range(5) for s in range(4)]
+    requests = [request(g, s, prompt(g, 3 + 4 * g), max_tokens=int(random.integers(1, 28))) for g in range(5) for s in range(6)]
     queue, newest, results, aborted = [requests[i] for i in random.permutation(len(requests))], 1, {}, set()
     for _ in range(50):
         if queue:
@@ -174,7 +174,7 @@ def test_updates_moves_aborts_and_short_memory_in_any_order_leave_every_log_prob
         for serving in engines:
             results |= {(t.group, t.sample): t for _ in range(random.integers(3)) for t in serving.step()}
         here, there = random.permutation(2)
-        wanted = [(int(g), int(s)) for g, s in random.integers(0, 4, (3, 2))]
+        wanted = [(int(g), int(s)) for g, s in random.integers(0, 5, (3, 2))]
         left = engines[here].hand_over(wanted, str(tmp_path / "state"))
         assert engines[there].take_in(str(tmp_path / "state")).trajectories == left
         if random.random() < 0.1:

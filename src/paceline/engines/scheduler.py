@@ -278,7 +278,7 @@ class Scheduler:
         prompt.read = len(prompt.ids) if job.saved else min(len(prompt.ids), start + self._prefill_tokens)
         if job.saved and start < prompt.read:
             self._pool.restore(prompt.span, job.saved.prompt.kv)
-            prompt.last = job.saved.prompt.last.to(self._pool.device)
+            prompt.last = job.saved.prompt.last.to(self._pool.device, copy=True)
         elif start < prompt.read:
             step.parts.append(Part(prompt, start, prompt.read))
 

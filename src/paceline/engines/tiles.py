@@ -99,7 +99,7 @@ def hidden(model: PackedModel, pool: PagePool, rows: Sequence[TokenRow]) -> torc
     parts = []
     for tile in _tiles(len(rows)):
         members = [rows[index] for index in tile]
-        ids, positions = torch.tensor([[row.token for row in members], [row.position for row in members]], device=pool.device)
+        ids, positions = torch.tensor([[row.token for row in members], [row.position for row in members]]).to(pool.device)
         parts.append(model.hidden(ids, positions, TileAttention(pool, members)))
     return torch.cat(parts)[: len(rows)]
 

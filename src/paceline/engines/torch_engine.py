@@ -166,7 +166,7 @@ class TorchEngine:
         hidden = self._replay(self._models[place], ids[:prompt], ids[prompt:-1])
         logits = self._scores(self._models[place], hidden)
         scores = tiles.log_softmax(logits) if self._deterministic else logits.log_softmax(dim=-1)
-        logprobs = scores.gather(1, torch.tensor(ids[1:], device=scores.device)[:, None])[:, 0]
+        logprobs = scores.gather(1, torch.tensor(ids[1:]).to(scores.device)[:, None])[:, 0]
         return ProbeReport(found, self._checksum(place), tuple(logprobs.tolist()), self._clock() - started)
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
@@ -311,7 +311,7 @@ class TorchEngine:
         for track in rebuilt:
             ids += track.tokens
             positions += range(len(track.prompt.ids), len(track.prompt.ids) + len(track.tokens))
-        rows = torch.tensor([ids, positions], device=pool.device)
+        rows = torch.tensor([ids, positions]).to(pool.device)
         return model.hidden(rows[0], rows[1], StepAttention(pool, tracks, parts, rebuilt))
 
     def _replay(self, model: PackedModel, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
