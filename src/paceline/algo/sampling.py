@@ -155,7 +155,7 @@ def _mass(weights: torch.Tensor) -> torch.Tensor:
     """Sum of each row [N, V] -> [N]. Blocks first: threads share the sum over a lone row, and give other roundings than for many."""
     blocks = weights.shape[-1] // BLOCK
     head, rest = weights[:, : blocks * BLOCK], weights[:, blocks * BLOCK :]
-    return head.unflatten(-1, (blocks, BLOCK)).sum(dim=-1).sum(dim=-1) + rest.sum(dim=-1)
+    return head.reshape(len(weights), blocks, BLOCK).sum(dim=-1).sum(dim=-1) + rest.sum(dim=-1)
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
