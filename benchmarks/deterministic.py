@@ -4,8 +4,9 @@ Per batch size, both modes decode the same requests in turn (answers of forced l
 eight), then both trainers take the same groups, accumulate them and step. `same_tokens` is the share of answers that are equal token for
 token in both modes; `same_bits_in_other_order` the share of those whose tokens and log-probs are equal to the last bit when they are asked
 for in the reverse order: all of them in deterministic mode. Each repeat runs both modes; medians. Then whole runs of the quickstart's
-recipe, a few updates long, in deterministic mode: serial, serial again, and pipelined with other slots and dispatches; which of them have
-every bit of the first one's weights and moments. Exits with 1 where bits differ that may not.
+recipe, a few updates long, with rewards that differ within every group, in deterministic mode: serial, serial again, and pipelined with
+other slots and dispatches; which of them have every bit of the first one's weights and moments. Exits with 1 where bits differ that may
+not. A run needs 3 GB of disk while it lasts.
 Usage: python benchmarks/deterministic.py [--tiny] [--dtypes float32] [--threads 1] [--repeats 3] ...
 """
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 from evidence import ROOT, Quiet, measured
+from lengths import REWARD
 from paceline.cli import wire
 from paceline.config.load import load as load_config
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
@@ -154,7 +156,7 @@ def training(model: ModelConfig, tokens: int, repeats: int) -> dict[str, Any]:
 def runs(model: ModelConfig, threads: int, scratch: Path) -> dict[str, Any]:
     """Whole runs in deterministic mode: seconds, and whether weights and moments have the bits of the first one's."""
     words = [f"run.dir={scratch}", "run.deterministic=true", f"run.updates={UPDATES}", "schedule.groups_per_update=4", "eval.every=0"]
-    words += [f"model.path={model.path}", f"model.dtype={model.dtype}"]
+    words += [f"model.path={model.path}", f"model.dtype={model.dtype}", *(f"reward.0.{key}={value}" for key, value in REWARD.items())]
     words += [f"pool.rollout_threads={threads}", f"pool.trainer_threads={threads}"]
     found: dict[str, Any] = {}
     for name, how in RUNS.items():
