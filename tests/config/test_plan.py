@@ -142,6 +142,7 @@ def test_memory_items_follow_their_formulas() -> None:
     assert SMALL.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
     found, n = items(config(*FEW, "trainer.micro_batch_tokens=20")), SMALL.parameters
     assert found["engine", "weights"] == 2 * n + (2 * n - 80 * 2) + 80 * 4
+    assert found["engine", "head to be packed"] == 80 * 4
     assert found["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
     assert found["engine", "logits"] == 2 * 3 * 10 * 4
     assert found["trainer", "master weights"] == found["trainer", "gradients"] == 4 * n
