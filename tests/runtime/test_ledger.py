@@ -7,7 +7,7 @@ from runtime_builders import schedule
 from paceline.core.commands import Publish, RequestPrompts, Stop
 from paceline.core.events import Published, Started
 from paceline.core.schedule import Resume
-from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.types.errors import CheckpointError, LedgerError
 
 SCHEDULE = schedule(deadlines=(("admit", 60.0),))
@@ -87,3 +87,17 @@ def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
 def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no ledger"):
         LedgerReader(tmp_path / "ledger.sqlite")
+
+
+@pytest.mark.parametrize("name", ["50%41", "what?#", "caf\udce9"])
+def test_a_ledger_is_read_in_a_directory_of_any_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    path = tmp_path / name / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        ledger.open_lineage(SCHEDULE, Resume(), None, "now")
+        assert unused(path)
+        ledger.append("event", 0.0, Started())
+    assert not unused(path)
+    reader = LedgerReader(path)
+    assert [record.value for record in reader.records(1)] == [Started()]
+    reader.close()
