@@ -35,10 +35,10 @@ from paceline.models.smollm2 import NAME
 from paceline.ports.rollout import Failure
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.records import LOGPROB, Prompt, Request, Sampling, Score, ScoredGroup, Trajectory
-from serving import RECIPE, engine, loaded, spread
+from serving import RECIPE, engine, loaded, prompts, spread
 
-PROMPT, GROUP, TRAINED = 48, 8, 32
-"""Tokens of a prompt, answers of a group, answers of an update."""
+GROUP, TRAINED = 8, 32
+"""Answers of a group, answers of an update."""
 MODES = {"normal": False, "deterministic": True}
 UPDATES = 2
 RUNS: Mapping[str, Sequence[str]] = {
@@ -51,11 +51,10 @@ KEPT = ("master.safetensors", "optimizer.safetensors")
 
 
 def requests(batch: int, tokens: int) -> list[Request]:
-    """A batch of answers in groups of `GROUP`; ends are forced by their lengths."""
-    generator = np.random.default_rng(0)
-    prompts = generator.integers(5, 200, size=(batch, PROMPT)).astype(np.int32)
-    lengths = generator.integers(tokens // 2, tokens, size=batch, endpoint=True)
-    return [Request(i // GROUP, i % GROUP, 1, prompts[i // GROUP], Sampling(int(lengths[i])), seed=1, version=0) for i in range(batch)]
+    """A batch of answers to the quickstart's prompts in groups of `GROUP`; ends are forced by their lengths."""
+    asked = [prompt.ids for prompt in prompts(0, -(-batch // GROUP))]
+    lengths = np.random.default_rng(0).integers(tokens // 2, tokens, size=batch, endpoint=True)
+    return [Request(i // GROUP, i % GROUP, 1, asked[i // GROUP], Sampling(int(lengths[i])), seed=1, version=0) for i in range(batch)]
 
 
 def decode(serving: TorchEngine, work: Sequence[Request]) -> tuple[float, list[Trajectory]]:
