@@ -155,6 +155,7 @@ def test_memory_items_follow_their_formulas() -> None:
     assert SMALL.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
     found, n = items(config(*FEW, "trainer.micro_batch_tokens=20")), SMALL.parameters
     assert found["engine", "weights"] == 2 * n + (2 * n - 80 * 2) + 80 * 4
+    assert found["engine", "head to be packed"] == 80 * 4
     assert found["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
     assert found["engine", "logits"] == 2 * 3 * 10 * 4
     assert found["trainer", "master weights"] == found["trainer", "gradients"] == 4 * n
@@ -220,15 +221,17 @@ def test_float32_needs_no_rounded_head_and_a_reference_model_is_packed_like_the_
     c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
     found = items(c, PACKAGED["smollm2-135m"])
     assert ("trainer", "rounded head") not in found
-    shares = {process: found[process, "allocator"] for process in ("engine", "trainer")}
-    given = {
-        process: sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
-        for process in shares
-    }
-    assert shares == {"engine": given["engine"] // 10, "trainer": given["trainer"] // 5}
     assert found["trainer", "reference model"] == found["engine", "weights"] == 2 * 4 * 134_515_008
     assert items(config("model.dtype=float64"))["engine", "weights"] == 8 * SMALL.parameters, "no kernel packs float64"
     assert found["engine", "KV cache"] == 2 * 30 * 3 * 64 * 4 * 1000
+
+
+@pytest.mark.parametrize(("dtype", "part"), [("bfloat16", 10), ("float32", 5)])
+def test_a_trainer_in_float32_leaves_more_between_the_blocks_of_its_allocator(dtype: str, part: int) -> None:
+    found = items(config(f"model.dtype={dtype}"))
+    for process, share in (("engine", 10), ("trainer", part)):
+        given = sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
+        assert found[process, "allocator"] == given // share
 
 
 def test_a_local_directory_tells_its_shape_by_its_config(tmp_path: Path) -> None:

@@ -62,9 +62,11 @@ def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * max(4, size)
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
+    packed = [Memory("engine", "head to be packed", 4 * shape.vocabulary * shape.width, "V w x 4 bytes")] if size < 4 else []
     return (
         Memory("engine", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
         Memory("engine", "weights", rollout.versions_held * _served(shape, size), f"versions_held x {_served_formula(size)}"),
+        *packed,
         Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )
