@@ -190,12 +190,6 @@ def test_there_are_no_more_rows_of_logits_than_sampled_tokens() -> None:
     assert found["trainer", "logits"] == 2 * (2 * 8 * 4) * 10 * 4
 
 
-def test_the_only_micro_batch_keeps_the_weights_of_the_body_in_the_compute_dtype() -> None:
-    assert items(config(*FEW))["trainer", "rounded body"] == 2 * (SMALL.parameters - 160)
-    for other in ("trainer.micro_batch_tokens=20", "model.dtype=float32", "trainer.checkpoint_activations=true"):
-        assert ("trainer", "rounded body") not in items(config(*FEW, other))
-
-
 def test_in_one_micro_batch_gradients_come_while_activations_go() -> None:
     """Many rows: what is kept when the backward pass begins counts; few: all the gradients at its end."""
     many = items(config(*FEW))

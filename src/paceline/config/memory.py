@@ -110,9 +110,8 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int) -> 
     several = schedule.groups_per_update * group > min(together * group, budget)
     layer = 2 * shape.width + 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 2 * shape.intermediate
     kept, formula = shape.layers * layer, "R L (2 w + 2 (H + K) d + 2 i) b"
-    body = shape.parameters - (1 if shape.tied else 2) * head
     if config.trainer.checkpoint_activations:
-        kept, formula, body = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b", 0
+        kept, formula = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b"
     copies = 2 + (rollout.temperature != 1) + 2 * (rollout.top_p < 1 or rollout.top_k > 0)
     chunk = min(config.trainer.head_chunk, together * schedule.group_size * rollout.max_tokens)
     items = [
@@ -122,8 +121,6 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int) -> 
     ]
     if several:
         return [Memory("trainer", "gradients", shape.parameters * master, "P m"), *items]
-    if size < master and body:
-        items.append(Memory("trainer", "rounded body", body * size, "b per weight, until it has a gradient"))
     return [Memory("trainer", "gradient of the head", head * master, "V w m"), *items]
 
 

@@ -204,25 +204,23 @@ class Projection:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b of layers side by side. x is not kept where it can be made again. The weights in its dtype are kept while they have no
-    gradient, which will need more memory than that; later they are made again."""
+    """x W^T + b of layers side by side. Neither the weights in the dtype of x are kept nor, where it can be made again, x."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, make: Make | None, source: torch.Tensor | None, count: int, *parts: torch.Tensor
     ) -> torch.Tensor:
         """x [T, in] = make(source) where these are given; parts: `count` weights [out, in], then as many biases [out] or none."""
-        weights = _joined(parts[:count], x.dtype)
-        ctx.save_for_backward(x if source is None else source, weights if parts[0].grad is None else None, *parts)
+        ctx.save_for_backward(x if source is None else source, *parts)
         ctx.make, ctx.count = make, count
-        return F.linear(x, weights, _joined(parts[count:], x.dtype) if parts[count:] else None)
+        return F.linear(x, _joined(parts[:count], x.dtype), _joined(parts[count:], x.dtype) if parts[count:] else None)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Products in the dtype of x, summed up by the caller in that of the weights."""
-        (x, kept, *parts), (grad,) = ctx.saved_tensors, grads
+        (x, *parts), (grad,) = ctx.saved_tensors, grads
         weights, biases = parts[: ctx.count], parts[ctx.count :]
-        for_x = grad @ (_joined(weights, grad.dtype) if kept is None else kept) if ctx.needs_input_grad[0] else None
+        for_x = grad @ _joined(weights, grad.dtype) if ctx.needs_input_grad[0] else None
         for_weights = grad.t() @ (x if ctx.make is None else ctx.make(x))
         found = [*torch.split(for_weights.to(weights[0].dtype), [weight.shape[0] for weight in weights])]
         if biases:
