@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -217,6 +218,21 @@ async def test_what_a_worker_started_ends_with_it_and_does_not_hide_that_it_is_g
             with pytest.raises(WorkerLost, match="exit code 3"):
                 await worker.call("die", 3)
         await heard.until(lambda: not _runs(child))
+
+
+@pytest.mark.parametrize("how", ["start_child", "fork_child"])
+async def test_a_signal_to_the_whole_job_ends_no_worker_and_still_ends_what_a_worker_started(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        child = await worker.call(how)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(worker.pid, number)
+            assert await worker.call("echo", number) == number
+        os.kill(child, signal.SIGTERM)
+        await heard.until(lambda: not _runs(child))
+        assert heard.losses == []
 
 
 async def test_a_controller_that_stood_still_beyond_a_deadline_takes_the_answer_that_came_meanwhile(

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -24,6 +25,10 @@ from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
 Direction = Literal["event", "command"]
 
+TOGETHER = 150
+"""Rows of one statement (SQLite before 3.32 takes 999 values). At each statement the interpreter goes to a thread that is busy for
+milliseconds: an event loop at full load would keep a commit of one row a statement from its end for minutes, while ever more rows gather.
+"""
 TABLES = """
 CREATE TABLE IF NOT EXISTS lineage (
     id INTEGER PRIMARY KEY, parent INTEGER, schedule TEXT NOT NULL, resume TEXT NOT NULL, started TEXT NOT NULL);
@@ -94,7 +99,10 @@ class Ledger:
         with _named(self._path):
             try:
                 self._database.execute("BEGIN")
-                self._database.executemany("INSERT INTO records (lineage, now, direction, kind, json) VALUES (?, ?, ?, ?, ?)", self._rows)
+                for first in range(0, len(self._rows), TOGETHER):
+                    rows = self._rows[first : first + TOGETHER]
+                    values = ", ".join(["(?, ?, ?, ?, ?)"] * len(rows))
+                    self._database.execute(f"INSERT INTO records (lineage, now, direction, kind, json) VALUES {values}", [*chain(*rows)])
                 self._database.execute("COMMIT")
             except sqlite3.Error:
                 if self._database.in_transaction:
@@ -124,7 +132,7 @@ def unused(path: Path) -> bool:
     """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
     if not path.exists():
         return True
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    database = _reading(path)
     try:
         return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
     except sqlite3.DatabaseError:
@@ -141,7 +149,7 @@ class LedgerReader:
             raise CheckpointError(f"{path}: there is no ledger here")
         self._path = path
         with _named(path):
-            self._database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+            self._database = _reading(path)
             self._database.execute("BEGIN")  # one moment of it, whatever is written meanwhile
 
     def lineages(self) -> list[Lineage]:
@@ -188,6 +196,10 @@ class LedgerReader:
     def close(self) -> None:
         """Release the file."""
         self._database.close()
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
 
 
 @contextmanager
