@@ -11,10 +11,11 @@ ended is continued with `paceline train --resume`, one that replaced its worker 
     rows      metrics.jsonl has every update once; the last checkpoint and the model are those of the last update
     bits      serial and pipelined run in deterministic mode: trainer state and model equal those of a run without kills, bit for bit
 
-`seconds` is the time from a kill to the first end of a trajectory that was admitted after it and belongs to the run as it stands.
+`seconds` is the time from a kill to the first end of a trajectory that was admitted after it and belongs to the run as it stands. A kill
+counts when the process that it was meant for was there to be killed; a campaign goes on until that many counted.
 Usage: python benchmarks/crash.py [--tiny 200] [--real 5] [--emulated 0] [--kills 5] [--seed 0] [--presets serial ...] [--runs DIR]
-One line per finished game goes to DIR/games.jsonl; the same command continues it. Runs that fail a check stay in DIR, with what is needed
-to play them again.
+One line per finished game goes to DIR/games.jsonl; the same command continues it, and the evidence names every commit that games were
+played with. Runs that fail a check stay in DIR, with what is needed to play them again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from fnmatch import fnmatch
@@ -41,9 +42,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evidence import measured
+from evidence import commit, measured
 from paceline.core.commands import Admit, Checkpoint, Dispatch, Terminal
 from paceline.core.events import TrajectoryFinished
+from paceline.durable import append_line
 from paceline.models.tiny import write_tiny
 from paceline.report.lives import lives_of
 from paceline.runtime.audit import audit
@@ -57,6 +59,8 @@ STEP_S = 0.001
 """Between two looks at what a run does."""
 PATIENCE_S = 300.0
 """A run that is not over after this many seconds hangs."""
+GAMES = 3
+"""A campaign is given up after so many times as many games as its kills need where none misses."""
 PLACES = {"checkpoint": ("checkpoints", ".step-*"), "publish": ("weights", ".version-*"), "move": ("moves", "move-*")}
 """What lies in the run directory while something is under way."""
 COMMON = """
@@ -300,10 +304,13 @@ class Game:
     seed: str
     kills: list[Kill]
     exits: list[str] = field(default_factory=list)
-    """How its processes ended before the end of the run."""
+    """How its processes ended before the end of the run, but for kills of the controller: a worker was killed before all were up."""
     faults: list[str] = field(default_factory=list)
     equal: bool | None = None
     """Bit for bit, where that is promised."""
+    seconds: float = 0.0
+    """From the first start to the end of the checks."""
+    commit: str = ""
 
 
 def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> list[Kill]:
@@ -325,7 +332,7 @@ def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> 
 
 def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: float) -> Game:
     """Kill a run as planned, bring it to its end, and check it. `reference`: `bits` of a run without kills, where they must be equal."""
-    rng, log = random.Random(game.seed), run.with_suffix(".log")
+    rng, log, began = random.Random(game.seed), run.with_suffix(".log"), time.monotonic()
     process = Process(run, game.words, log)
     try:
         for kill in game.kills:
@@ -336,7 +343,9 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
                 if time.monotonic() > late:
                     raise RuntimeError(f"hangs: nothing to kill in {PATIENCE_S:g} s")
             if kill.hit and kill.who == "controller":
-                process.wait()
+                if process.wait() != -signal.SIGKILL:
+                    kill.hit = ""  # it was gone, and nobody had asked for its exit code yet
+                    continue
                 process = Process(run, game.words, log)
             if process.code() == 0:
                 break
@@ -350,6 +359,7 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
         process.end()
     if not game.faults:
         _check(game, run, reference)
+    game.seconds = round(time.monotonic() - began, 1)
     return game
 
 
@@ -381,9 +391,11 @@ def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds
     while process.code() is None and time.monotonic() < until:
         pid = process.victim(kill.who, rng)
         if pid is not None:
-            kill.moment, kill.hit = time.time(), hit
-            os.kill(pid, signal.SIGKILL)
-            return
+            kill.moment = time.time()
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+                kill.hit = hit
+                return
         time.sleep(20 * STEP_S)  # it is being started
 
 
@@ -443,8 +455,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
     root = args.runs.resolve()
     prepare(root)
     file = root / "games.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    played = {line["key"]: line for line in lines}
+    played = {line["key"]: line for line in _lines(file)}
     models = (
         ("emulated", args.emulated, args.kills, args.updates),
         ("tiny", args.tiny, args.kills, args.updates),
@@ -452,7 +463,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
     )
     for model, total, kills, updates in models:
         done = number = 0
-        while done < total:
+        while done < total and number < GAMES * -(-total // kills):
             preset = args.presets[number % len(args.presets)]
             turn, number = number // len(args.presets), number + 1
             words = [str(root / f"{model}.toml"), f"schedule.preset={preset}", f"run.updates={updates}", *PRESETS[preset]]
@@ -471,7 +482,8 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
             run = root / f"{model}-{preset}-{args.seed}-{turn}"
             shutil.rmtree(run, ignore_errors=True)
             run.with_suffix(".log").unlink(missing_ok=True)
-            game = play(Game(key, preset, words, updates, 4, f"{args.seed} {preset} {turn}", plan), run, found, seconds)
+            game = Game(key, preset, words, updates, 4, f"{args.seed} {preset} {turn}", plan, commit=commit())
+            play(game, run, found, seconds)
             print(f"{key}: {'; '.join(game.faults) or 'well'}", flush=True)
             if game.faults:
                 print(f"  run: {run}\n  kills: {[asdict(kill) for kill in game.kills]}\n  exits: {game.exits}", flush=True)
@@ -483,14 +495,20 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _hits(game: Mapping[str, Any]) -> int:
-    """Kills that were done; one at least, so that a campaign ends."""
-    return max(1, sum(bool(kill["hit"]) for kill in game["kills"]))
+    """Kills that were done."""
+    return sum(bool(kill["hit"]) for kill in game["kills"])
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """What was played before; a line that was cut short is a game to be played again."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def _keep(file: Path, played: dict[str, Any], line: dict[str, Any]) -> None:
     played[line["key"]] = line
-    with file.open("a") as out:
-        out.write(json.dumps(line) + "\n")
+    append_line(file, json.dumps(line).encode())
 
 
 def figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -507,12 +525,15 @@ def _figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             seconds[kill["who"]].append(kill["seconds"])
     return {
         "games": len(games),
+        "minutes": round(sum(game.get("seconds", 0.0) for game in games) / 60, 1),
+        "commits": sorted({game.get("commit", "unknown") for game in games}),
         "kills": len(kills),
         "kills_by_worker_and_schedule": _counted(f"{kill['who']}, {preset}" for preset, kill in kills),
         "kills_by_aim": _counted(kill["hit"] for _, kill in kills),
         "lost": sum(fault.startswith("lost") for fault in faults),
         "repeated": sum(fault.startswith("repeated") for fault in faults),
         "games_with_a_fault": sum(bool(game["faults"]) for game in games),
+        "ended_early_and_resumed": sum(len(game["exits"]) for game in games),
         "compared_bit_for_bit": sum(game["equal"] is not None for game in games),
         "equal_bit_for_bit": sum(bool(game["equal"]) for game in games),
         "seconds_to_the_next_answer": {who: _spread(seconds[who]) for who in WHO if seconds[who]},
@@ -545,12 +566,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Play, write the evidence, and fail if a game did."""
+    """Play, write the evidence, and fail if a game did or kills are missing."""
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way ends with it
     with measured("crash") as found:
         found |= campaign(args)
-    return 1 if any(found[model]["games_with_a_fault"] for model in MODELS) else 0
+    missing = any(found[model]["kills"] < getattr(args, model) for model in MODELS)
+    return 1 if missing or any(found[model]["games_with_a_fault"] for model in MODELS) else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A full disk ends a run with an error that names the file, and takes nothing that a resume needs."""
 
+import json
 import os
 import re
 import resource
@@ -98,8 +99,8 @@ async def ended(run: Lived) -> str:
     return stop.reason
 
 
-async def goes_on(root: Path, plan: Any) -> None:
-    again = Lived(root, plan, resume=True)
+async def goes_on(root: Path, plan: Any, **options: Any) -> None:
+    again = Lived(root, plan, resume=True, **options)
     assert (await again.go()).ok
     assert again.session.exported
     assert repeated_or_lost(root, plan.total_updates) == []
@@ -132,6 +133,17 @@ async def test_a_checkpoint_that_finds_no_space_leaves_the_one_before_and_nothin
     assert f"checkpoints/.step-4/{file}: No space left on device" in told
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
     await goes_on(tmp_path, plan)
+
+
+async def test_an_evaluation_that_finds_no_space_ends_the_run_by_name_and_is_not_left_out(tmp_path: Path) -> None:
+    plan = schedule(evaluate_every=1)
+    run = Lived(tmp_path, plan, evaluates=True)
+    run.rundir.evaluations.symlink_to("/dev/full")
+    assert "eval.jsonl: No space left on device" in await ended(run)
+    run.rundir.evaluations.unlink()
+    await goes_on(tmp_path, plan, evaluates=True)
+    made = [json.loads(line)["update"] for line in run.rundir.evaluations.read_text().splitlines()]
+    assert made == [0, 1, 2, 3]
 
 
 def test_metrics_that_find_no_space_end_the_run_by_name(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
 import sqlite3
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from runtime_builders import schedule
 from paceline.core.commands import Publish, RequestPrompts, Stop
 from paceline.core.events import Published, Started
 from paceline.core.schedule import Resume
-from paceline.runtime.ledger import Ledger, LedgerReader
+from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.types.errors import CheckpointError, LedgerError
 
 SCHEDULE = schedule(deadlines=(("admit", 60.0),))
@@ -87,3 +89,32 @@ def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
 def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no ledger"):
         LedgerReader(tmp_path / "ledger.sqlite")
+
+
+def test_a_commit_ends_soon_and_in_order_however_busy_the_event_loop_is(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    lineage = ledger.open_lineage(SCHEDULE, Resume(), None, "")
+    for number in range(3000):
+        ledger.append("command", number / 7, Stop(number, "busy"))
+    writing = threading.Thread(target=ledger.commit)
+    began = time.monotonic()
+    writing.start()
+    while writing.is_alive():  # without a pause, as a loop that always has work; row by row this takes half a minute
+        pass
+    assert time.monotonic() - began < 5
+    ledger.close()
+    reader = LedgerReader(tmp_path / "ledger.sqlite")
+    assert [(r.now, r.value) for r in reader.records(lineage)] == [(number / 7, Stop(number, "busy")) for number in range(3000)]
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41", "ä ö"])
+def test_whether_anything_was_decided_is_read_whatever_the_directory_is_called(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "ledger.sqlite"
+    path.parent.mkdir()
+    assert unused(path)
+    with Ledger(path) as ledger:
+        assert unused(path)
+        ledger.open_lineage(SCHEDULE, Resume(), None, "")
+        ledger.append("event", 0.0, Started())
+    assert not unused(path)

@@ -12,7 +12,7 @@ from paceline.models.load import load
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
-from paceline.types.errors import CheckpointError, ConfigError, ModelError, TrainerError
+from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError, ModelError, TrainerError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup
 
 torch.set_num_threads(1)
@@ -332,6 +332,18 @@ def test_a_checkpoint_with_one_flipped_bit_is_refused(tiny: Path, tmp_path: Path
     content[-1] ^= 1
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+        bench.trainer.restore(str(tmp_path))
+
+
+def test_a_checkpoint_whose_counters_have_changed_is_refused(tiny: Path, tmp_path: Path) -> None:
+    bench = Bench(tiny)
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    bench.trainer.save(str(tmp_path))
+    text = (tmp_path / "trainer.json").read_text()
+    assert '"update": 1' in text
+    (tmp_path / "trainer.json").write_text(text.replace('"update": 1', '"update": 3'))
+    with pytest.raises(CheckpointDamaged, match=r"trainer\.json: missing or damaged \(it does not hold what was written"):
         bench.trainer.restore(str(tmp_path))
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.durable import whole
+from paceline.durable import sync, whole
 from paceline.ports.data import Tracker
 from paceline.trackers.names import named
 
@@ -132,6 +132,7 @@ class Mirror:
                 except ValueError as error:
                     self._complain(error)
                     refused = 1
+            sync(self._source)  # a position beyond what a power failure leaves of the file would pass over rows to come
             self._save(replace(self._position, sent=end, refused=self._position.refused + refused))
 
     def _pause(self, seconds: float) -> None:
