@@ -21,7 +21,9 @@ from crash import repeated_or_lost
 from paceline.durable import append_line, whole
 from paceline.models.store import write_tensors
 from paceline.runtime.audit import audit
+from paceline.runtime.session import Lineage, Session
 from paceline.trackers.jsonl import JsonlTracker
+from paceline.trackers.jsonl import read as read_metrics
 from paceline.types.errors import PacelineError, StorageError
 from paceline.types.progress import Progress
 
@@ -64,12 +66,6 @@ def test_weights_that_find_no_space_are_an_error_that_names_the_file(tmp_path: P
     with no_file_larger_than(1000), pytest.raises(StorageError, match=r"version-3\.safetensors: .*File too large"):
         write_tensors([("w", torch.zeros(4096))], tmp_path / "version-3.safetensors", torch.float32)
     assert list(tmp_path.iterdir()) == []
-
-
-def replaced(path: Path) -> None:
-    """In the place of a file that is appended to, one that is always full."""
-    path.rename(path.with_suffix(".before"))
-    path.symlink_to("/dev/full")
 
 
 def no_room(run: Lived) -> None:
@@ -146,12 +142,32 @@ async def test_an_evaluation_that_finds_no_space_ends_the_run_by_name_and_is_not
     assert made == [0, 1, 2, 3]
 
 
-def test_metrics_that_find_no_space_end_the_run_by_name(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "metrics.jsonl", 1)
-    tracker.log("update", 1, {"x": 1.0})
-    replaced(tmp_path / "metrics.jsonl")
-    with pytest.raises(StorageError, match=r"metrics\.jsonl: No space left on device"):
-        tracker.log("update", 2, {"x": 1.0})
+class Recorded(Lived):
+    """Its metrics go to their file."""
+
+    def _begin(self, lineage: Lineage) -> Session:
+        self.tracker = JsonlTracker(self.rundir.metrics, lineage.id)
+        self.session = self._session_of(lineage)
+        return self.session
+
+
+async def test_metrics_that_find_no_space_end_the_run_by_name_and_have_every_update_in_the_end(tmp_path: Path) -> None:
+    plan = schedule(total_updates=5, checkpoint_every=1)
+    run = Recorded(tmp_path, plan)
+    file = run.rundir.metrics
+    before = file.with_suffix(".before")
+
+    def watch(progress: Progress) -> None:
+        if progress.update == 2 and not before.exists():  # in its place comes one that is always full
+            file.rename(before)
+            file.symlink_to("/dev/full")
+
+    run.watch = watch
+    assert "metrics.jsonl: No space left on device" in await ended(run)
+    before.replace(file)
+    assert (await Recorded(tmp_path, plan, resume=True).go()).ok
+    assert [row["step"] for row in read_metrics(file) if row["axis"] == "update"] == [1, 2, 3, 4, 5]
+    assert repeated_or_lost(tmp_path, 5) == []
 
 
 def test_the_command_names_the_file_and_the_way_on_and_a_resume_takes_it(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_any_flipped_bit_and_any_cut_of_a_sealed_record_is_noticed() -> None:
     assert unsealed(written) == fields
     flipped = [bytes([*written[:i], written[i] ^ (1 << bit), *written[i + 1 :]]) for i in range(len(written)) for bit in range(8)]
     for other in (*flipped, *(written[:length] for length in range(len(written))), b"[]", b"{}", b"null"):
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(CheckpointDamaged, match="damaged"), undamaged(Path("record"), ValueError):
             unsealed(other)
 
 
