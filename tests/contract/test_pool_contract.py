@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from paceline.ports.fakes.pool import InlinePool
 from paceline.ports.pool import Pool, Worker, WorkerSpec
 from paceline.runtime.calls import Seat
+from paceline.runtime.frames import pack
 from paceline.runtime.process import ProcessPool
 from paceline.types.errors import EngineError, PacelineError, WorkerLost, WorkerSilent
 
@@ -287,6 +289,19 @@ def test_workers_end_when_their_controller_is_killed(monkeypatch: pytest.MonkeyP
     while any(_runs(pid) for pid in pids):
         assert time.monotonic() < deadline, f"workers {pids} outlived their controller"
         time.sleep(0.02)
+
+
+def test_a_worker_whose_controller_died_before_it_stood_makes_no_body() -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(pack(WorkerSpec("late", "pool_bodies:broken", {})))
+    ours.close()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    command = [sys.executable, "-m", "paceline.runtime.worker", str(theirs.fileno()), ""]
+    with theirs:
+        late = subprocess.run(
+            command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, env=environment, timeout=30, check=False
+        )
+    assert (late.returncode, late.stderr) == (0, ""), "a body would be refused by its factory, and nobody would hear it"
 
 
 def _runs(pid: int) -> bool:

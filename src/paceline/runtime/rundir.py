@@ -97,6 +97,7 @@ class RunDir:
         with named(self.root):
             for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
                 directory.mkdir(exist_ok=True)
+            sync(self.root)
         self.mend()
 
     def _locked(self) -> IO[str]:
@@ -169,7 +170,7 @@ class RunDir:
 
         A resume appends to metrics and evaluations where this leaves them, so they are made durable first.
         """
-        for kept in filter(Path.exists, (self.metrics, self.evaluations)):
+        for kept in filter(Path.exists, (self.metrics, self.evaluations, self.root)):
             with named(kept):
                 sync(kept)
         write_durably(aside / "resume.json", sealed(asdict(info)))

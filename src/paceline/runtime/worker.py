@@ -30,6 +30,8 @@ def main(descriptor: int, cores: str) -> None:
     connection = socket.socket(fileno=descriptor)
     _keep_from_children(connection)
     spec: WorkerSpec = receive(connection)
+    if _left_alone(connection):  # before the kernel was told to watch for it
+        return
     try:
         body = make_body(spec)
     except Exception as error:  # noqa: BLE001 - the process boundary: the controller raises it
@@ -84,6 +86,14 @@ def _keep_from_children(connection: socket.socket) -> None:
     """What a body starts must not hold the connection: it would answer in this worker's place, or hide that the worker is gone."""
     connection.set_inheritable(False)
     os.register_at_fork(after_in_child=connection.close)
+
+
+def _left_alone(connection: socket.socket) -> bool:
+    """Whether the controller is gone, and has nothing to say any more."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def _die_with_the_controller() -> None:
