@@ -11,8 +11,9 @@ ended is continued with `paceline train --resume`, one that replaced its worker 
     rows      metrics.jsonl has every update once; the last checkpoint and the model are those of the last update
     bits      serial and pipelined run in deterministic mode: trainer state and model equal those of a run without kills, bit for bit
 
-`seconds` is the time from a kill to the first end of a trajectory that was admitted after it and belongs to the run as it stands. A kill
-counts when the process that it was meant for was there to be killed; a campaign goes on until that many counted.
+`seconds` is the time from the last kill of a game, which no other one follows, to the first end of a trajectory that was admitted after it
+and belongs to the run as it stands. A kill counts when the process that it was meant for was there to be killed; a campaign goes on until
+that many counted.
 Usage: python benchmarks/crash.py [--tiny 200] [--real 5] [--emulated 0] [--kills 5] [--seed 0] [--presets serial ...] [--runs DIR]
 One line per finished game goes to DIR/games.jsonl; the same command continues it, and the evidence names every commit that games were
 played with. Runs that fail a check stay in DIR, with what is needed to play them again.
@@ -199,17 +200,17 @@ def bits(run: Path, updates: int) -> dict[str, str]:
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def useful(run: Path, moments: Sequence[float]) -> list[float | None]:
-    """Seconds from each moment (since the epoch) to the first end of a trajectory that was admitted after it and counts."""
+def useful(run: Path, moment: float) -> float | None:
+    """Seconds from a moment (since the epoch) to the first end of a trajectory that was admitted after it and counts."""
     admitted: dict[tuple[int, int], float] = {}
-    spans: list[tuple[float, float]] = []
+    ends: list[float] = []
     with closing(LedgerReader(run / "ledger.sqlite")) as reader:
         for lineage, began, record in standing(reader):
             if isinstance(record.value, Admit):
                 admitted[lineage, record.value.id] = began + record.now
-            elif isinstance(record.value, TrajectoryFinished):
-                spans.append((admitted[lineage, record.value.command], began + record.now))
-    return [min((end - moment for start, end in spans if start > moment), default=None) for moment in moments]
+            elif isinstance(record.value, TrajectoryFinished) and admitted[lineage, record.value.command] > moment:
+                ends.append(began + record.now)
+    return round(min(ends) - moment, 3) if ends else None
 
 
 # --- processes
@@ -289,7 +290,7 @@ class Kill:
     moment: float = 0.0
     """Seconds since the epoch."""
     seconds: float | None = None
-    """To the next answer; None: there was none before the next kill, or before the end."""
+    """To the next answer, of the last kill of a game; None of the others, and where no answer was wanted any more."""
 
 
 @dataclass
@@ -413,10 +414,8 @@ def _check(game: Game, run: Path, reference: Mapping[str, str] | None) -> None:
         found = bits(run, game.updates)
         game.equal = found == reference
         game.faults += [f"{name} differs from that of a run without kills" for name in found if found[name] != reference[name]]
-    struck = [kill for kill in game.kills if kill.hit]
-    nexts = [*(kill.moment for kill in struck[1:]), float("inf")]
-    for kill, following, after in zip(struck, nexts, useful(run, [kill.moment for kill in struck]), strict=False):
-        kill.seconds = None if after is None or kill.moment + after > following else round(after, 3)
+    for kill in [kill for kill in game.kills if kill.hit][-1:]:
+        kill.seconds = useful(run, kill.moment)
 
 
 def prepare(root: Path) -> None:
