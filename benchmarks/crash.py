@@ -53,6 +53,7 @@ from paceline.runtime.audit import audit
 from paceline.runtime.ledger import LedgerReader, Record
 from paceline.runtime.rundir import RunDir, read_origin
 from paceline.trackers.jsonl import read as read_metrics
+from paceline.types.errors import PacelineError
 
 MODELS = ("emulated", "tiny", "real")
 WHO = ("controller", "engine", "trainer", "reward")
@@ -359,7 +360,10 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
     finally:
         process.end()
     if not game.faults:
-        _check(game, run, reference)
+        try:
+            _check(game, run, reference)
+        except (PacelineError, OSError) as error:
+            game.faults.append(f"cannot be checked: {error}")
     game.seconds = round(time.monotonic() - began, 1)
     return game
 
