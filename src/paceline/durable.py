@@ -123,19 +123,18 @@ def unsealed(content: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def undamaged(path: Path, *faults: type[Exception]) -> Iterator[None]:
-    """Errors of `faults` within the block are CheckpointDamaged with the name of what is read, as a missing file and a failing disk are.
+def undamaged(path: Path, fault: type[Exception]) -> Iterator[None]:
+    """A `fault` within the block is CheckpointDamaged with the name of what is read, as a missing file and a failing disk are.
 
     No permission, no handles and no memory are not: the file may be whole, and its error stays what it is.
     """
+    gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *faults) as error:
-        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
-    except OSError as error:
-        if error.errno != errno.EIO:
+    except (OSError, fault) as error:
+        if isinstance(error, OSError) and not isinstance(error, gone) and error.errno != errno.EIO:
             raise
-        raise CheckpointDamaged(f"{path}: damaged ({error})") from error
+        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
 
 
 _DIGEST = "digest"

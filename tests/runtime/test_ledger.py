@@ -99,7 +99,7 @@ def test_a_commit_ends_soon_and_in_order_however_busy_the_event_loop_is(tmp_path
     writing = threading.Thread(target=ledger.commit)
     began = time.monotonic()
     writing.start()
-    while writing.is_alive():  # without a pause, as a loop that always has work; row by row this takes half a minute
+    while writing.is_alive():  # without a pause, as a loop that always has work
         pass
     assert time.monotonic() - began < 5
     ledger.close()

@@ -116,11 +116,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     if data.problems:
         rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
     if not unused(rundir.ledger):
-        other = changes(rundir.config, config)
-        begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
-        lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
-        if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
-            lives.tell(problems)
+        _tell_changes(lives, rundir, config, rows)
     write_durably(rundir.config, dump(config).encode())
     write_durably(rundir.rows, json.dumps(rows).encode())
     notices = Notices(rundir.notices, 0)
@@ -158,6 +154,15 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
         emulated=config.rollout.engine == "emulated",
         resumable=rundir.latest_checkpoint() is not None,
     )
+
+
+def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]]) -> None:
+    """Where a resume goes on, and with which other settings and problems than before."""
+    other = changes(rundir.config, config)
+    begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
+    lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
+    if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
+        lives.tell(problems)
 
 
 async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -25,10 +24,6 @@ from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
 Direction = Literal["event", "command"]
 
-TOGETHER = 150
-"""Rows of one statement (SQLite before 3.32 takes 999 values). At each statement the interpreter goes to a thread that is busy for
-milliseconds: an event loop at full load would keep a commit of one row a statement from its end for minutes, while ever more rows gather.
-"""
 TABLES = """
 CREATE TABLE IF NOT EXISTS lineage (
     id INTEGER PRIMARY KEY, parent INTEGER, schedule TEXT NOT NULL, resume TEXT NOT NULL, started TEXT NOT NULL);
@@ -99,10 +94,7 @@ class Ledger:
         with _named(self._path):
             try:
                 self._database.execute("BEGIN")
-                for first in range(0, len(self._rows), TOGETHER):
-                    rows = self._rows[first : first + TOGETHER]
-                    values = ", ".join(["(?, ?, ?, ?, ?)"] * len(rows))
-                    self._database.execute(f"INSERT INTO records (lineage, now, direction, kind, json) VALUES {values}", [*chain(*rows)])
+                self._database.executemany("INSERT INTO records (lineage, now, direction, kind, json) VALUES (?, ?, ?, ?, ?)", self._rows)
                 self._database.execute("COMMIT")
             except sqlite3.Error:
                 if self._database.in_transaction:
