@@ -4,8 +4,9 @@ Relative L2 difference of the whole gradient: micro-batches of one sequence, of 
 padded; the slim decoder or the transformers class. Ratios: the engine generates, the trainer scores with the same weights; largest
 |ratio - 1| over all tokens. Tiny models of three families and SmolLM2-135M, each in float32 and float64.
 
-`rounding` is how far the transformers class in float32 is from itself in float64 on the same tokens. Two float32 results may be twice as
-far apart: `within_rounding`. `holds` compares with the stated bound, whatever the rounding of the model is.
+`rounding` is how far the transformers class in float32 is from itself in float64 on the same tokens. Two such results may be twice as far
+apart; an engine's float32 results, from packed weights, are themselves twice as far off (benchmarks/head.py), so a ratio may be three times
+as far from 1: `within_rounding`. `holds` compares with the stated bound, whatever the rounding of the model is.
 Usage: python benchmarks/gradients.py [--tiny]
 """
 
@@ -55,9 +56,9 @@ def budget_for(groups: list[ScoredGroup], most: int) -> int:
     return max(budgets)
 
 
-def verdict(found: float, dtype: str, rounding: float) -> dict[str, Any]:
-    """Whether a difference is within the stated bound, and within what float32 leaves of this model."""
-    return {"rounding": rounding, "holds": found <= BOUND[dtype], "within_rounding": found <= 2 * rounding}
+def verdict(found: float, dtype: str, rounding: float, parts: int = 2) -> dict[str, Any]:
+    """Whether a difference is within the stated bound, and within `parts` times what float32 leaves of this model."""
+    return {"rounding": rounding, "holds": found <= BOUND[dtype], "within_rounding": found <= parts * rounding}
 
 
 def gradients(directory: Path, dtype: str, groups: list[ScoredGroup]) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def ratios(directory: Path, dtype: str) -> list[dict[str, Any]]:
     """Every sampling setting. The rounding is taken over all of them: each has few tokens."""
     rows = [ratio(directory, dtype, temperature, top_p) for temperature in TEMPERATURES for top_p in TOP_P]
     rounding = max(row["rounding"] for row in rows)
-    return [row | verdict(row["largest_ratio_error"], dtype, rounding) for row in rows]
+    return [row | verdict(row["largest_ratio_error"], dtype, rounding, parts=3) for row in rows]
 
 
 def measure(figures: dict[str, Any], models: dict[str, Path]) -> None:

@@ -1,5 +1,8 @@
 """What float32 logits cost: the head of SmolLM2 (49,152 x 576) by rows, in three ways, with the largest error of a logit.
 
+And what packed float32 products gain and cost: three products of that model by rows, from packed weights and by the library's own order of
+summation, with the error relative to float64 (root mean squares).
+
 python benchmarks/head.py [--threads 1]: milliseconds are the best of `--repeats`.
 """
 
@@ -7,14 +10,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from evidence import best_seconds, measured
-from paceline.models.kernels import Head
+from paceline.models.kernels import Head, Projection, bare_linear
 
-VOCABULARY, WIDTH = 49_152, 576
+VOCABULARY, WIDTH, INNER = 49_152, 576, 1536
+PRODUCTS = {"gate and up": (2 * INNER, WIDTH), "down": (WIDTH, INNER), "head": (VOCABULARY, WIDTH)}
+"""Outputs and inputs."""
+ROWS = (1, 8, 64, 512)
 
 
 def measure(rows: int, repeats: int) -> list[dict[str, object]]:
@@ -43,6 +50,27 @@ def measure(rows: int, repeats: int) -> list[dict[str, object]]:
     ]
 
 
+def products(rows: int, repeats: int) -> list[dict[str, object]]:
+    """One row of the result per float32 product and way of computing it."""
+    generator = torch.Generator().manual_seed(0)
+    found: list[dict[str, object]] = []
+    for name, (outputs, inputs) in PRODUCTS.items():
+        layer = bare_linear(inputs, outputs, False, torch.empty(0))
+        layer.weight.requires_grad_(False).copy_(torch.randn(outputs, inputs, generator=generator))
+        hidden = torch.randn(rows, inputs, generator=generator)
+        right = hidden.double() @ layer.weight.double().t()
+        ways: dict[str, Callable[[], torch.Tensor]] = {
+            "library": partial(F.linear, hidden, layer.weight),
+            "packed": partial(Projection(layer), hidden),
+        }
+        for way, run in ways.items():
+            error = ((run().double() - right).square().mean() / right.square().mean()).sqrt()
+            found.append(
+                {"product": name, "rows": rows, "way": way, "ms": round(1e3 * best_seconds(run, repeats), 3), "error": float(error)}
+            )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
@@ -50,7 +78,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with torch.no_grad(), measured("head", repeats=arguments.repeats) as figures:
-        figures |= {"threads": arguments.threads, "results": [line for n in (1, 8, 64, 512) for line in measure(n, arguments.repeats)]}
+        figures["threads"] = arguments.threads
+        figures["results"] = [line for n in ROWS for line in measure(n, arguments.repeats)]
+        figures["float32"] = [line for n in ROWS for line in products(n, arguments.repeats)]
 
 
 if __name__ == "__main__":
