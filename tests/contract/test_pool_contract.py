@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +232,25 @@ async def test_a_signal_to_the_whole_job_ends_no_worker_and_still_ends_what_a_wo
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(worker.pid, number)
             assert await worker.call("echo", number) == number
-        os.kill(child, signal.SIGTERM)
-        await heard.until(lambda: not _runs(child))
+
+        def asked_to_end() -> bool:
+            """Again and again: it may not have begun."""
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+            return not _runs(child)
+
+        await heard.until(asked_to_end)
         assert heard.losses == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs the descriptors of Linux")
+async def test_the_connection_of_a_lost_worker_is_closed_though_its_handle_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    before = len(os.listdir("/proc/self/fd"))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        os.kill(worker.pid, signal.SIGKILL)
+        await heard.until(lambda: bool(heard.losses))
+        await heard.until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
 async def test_a_controller_that_stood_still_beyond_a_deadline_takes_the_answer_that_came_meanwhile(
