@@ -32,7 +32,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -282,10 +282,10 @@ class Kill:
     who: str
     aim: str
     """`time`, or what should be under way."""
-    within: float
-    """Seconds after the start of the process or the kill before: the moment, or the last one at which what is aimed at may begin."""
+    after: float
+    """Seconds after the start of the process or the kill before: the moment, or from when on what is aimed at is waited for."""
     delay: float = 0.0
-    """Seconds after that."""
+    """Seconds after that has begun."""
     hit: str = ""
     """What was under way; empty: the run had ended before."""
     moment: float = 0.0
@@ -328,7 +328,7 @@ def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> 
     found = []
     for who, gap in zip(deck[number * kills :][:kills], gaps, strict=True):
         aim = rng.choice(aims)
-        found.append(Kill(who, aim, gap) if aim == "time" else Kill(who, aim, 2 * gap, rng.uniform(0, 0.02)))
+        found.append(Kill(who, aim, gap, 0.0 if aim == "time" else rng.uniform(0, 0.02)))
     return found
 
 
@@ -383,15 +383,12 @@ def _alive(game: Game, process: Process) -> Process:
 
 
 def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds: float) -> None:
-    """Wait for the moment, and kill. Nothing happens when the run ends before it comes."""
-    place = PLACES.get(kill.aim)
-    until, hit = time.monotonic() + kill.within, "time"
-    while time.monotonic() < until and process.code() is None:
-        if place is not None and _under_way(run / place[0], place[1]):
-            hit = kill.aim
-            time.sleep(kill.delay)
-            break
-        time.sleep(STEP_S)
+    """Wait for the moment, and kill; what does not begin in `seconds` is waited for no longer. Nothing happens when the run ends before."""
+    _wait(process, kill.after, lambda: False)
+    hit = "time"
+    if kill.aim in PLACES and _wait(process, seconds, lambda: _under_way(run, *PLACES[kill.aim])):
+        hit = kill.aim
+        time.sleep(kill.delay)
     until = time.monotonic() + seconds
     while process.code() is None and time.monotonic() < until:
         pid = process.victim(kill.who, rng)
@@ -404,9 +401,19 @@ def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds
         time.sleep(20 * STEP_S)  # it is being started
 
 
-def _under_way(directory: Path, pattern: str) -> bool:
+def _wait(process: Process, seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether the condition came true within so many seconds, and before the process ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.code() is None:
+        if condition():
+            return True
+        time.sleep(STEP_S)
+    return False
+
+
+def _under_way(run: Path, directory: str, pattern: str) -> bool:
     try:
-        return any(fnmatch(name, pattern) for name in os.listdir(directory))
+        return any(fnmatch(name, pattern) for name in os.listdir(run / directory))
     except OSError:  # it is being emptied
         return False
 
