@@ -55,6 +55,11 @@ class FakeWire:
             pass_at={1: 0.25, 4: 0.6},
         )
 
+    def export(self, config: Config, step: int | None, directory: Path | None) -> tuple[Path, Path]:
+        self.asked.append((config, step, directory))
+        run = Path(config.run.dir)
+        return run / "checkpoints" / f"step-{step or 8}", directory or run / f"model-step-{step or 8}"
+
     def audit(self, run_dir: Path) -> AuditReport:
         self.asked.append((run_dir,))
         return self.report
@@ -128,6 +133,8 @@ def test_a_plan_says_what_counts_what() -> None:
     assert rows["updates"] == "5 of 8 groups (prompts) x 8 samples"
     assert rows["rounds"] == "3 of 16 groups under one version"
     assert rows["publishes"].startswith("4 ")
+    assert rows["checkpoints"] == "one at the end: a crash begins at the start"
+    assert plan_rows("run.checkpoint_every=3")["checkpoints"] == "every 3 updates (at the publish after), and at the end"
     assert rows["prompts per epoch"].startswith("<= 128 ")
     assert rows["updates per epoch"].startswith("16 ")
     assert rows["epochs"].startswith("0.312 ")
@@ -285,6 +292,18 @@ def test_errors_that_a_user_can_cause_are_messages_with_an_exit_code(wire: FakeW
     assert "Traceback" not in done.output
 
 
+def test_a_service_that_was_given_up_cannot_hold_the_process_at_its_exit() -> None:
+    """As W&B's exit handler does, which waits for uploads to a server that is gone."""
+    code = (
+        "import atexit, sys, time, typer\nfrom paceline.cli import main\nfrom paceline.trackers.link import GIVEN_UP\n"
+        "@main.app.command('wait')\ndef wait():\n"
+        "    atexit.register(time.sleep, 600)\n    GIVEN_UP.set()\n    sys.stdout.write('the end')\n    raise typer.Exit(3)\n"
+        "sys.argv = ['paceline', 'wait']\nmain.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "the end"), done.stderr
+
+
 def test_a_fault_of_paceline_itself_is_not_hidden(wire: FakeWire) -> None:
     wire.error = AssertionError("ours")
     assert isinstance(call("train", QUICKSTART).exception, AssertionError)
@@ -328,6 +347,40 @@ def test_evaluating_without_held_out_problems_is_refused(wire: FakeWire) -> None
     done = call("eval", "smollm2-135m", "--config", QUICKSTART, "~eval")
     assert done.exit_code == 2
     assert "eval.task is unset" in done.stderr
+
+
+def test_evaluating_an_emulated_run_is_refused_whatever_it_says_of_problems(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[task]\nkind = "synthetic"\n[rollout]\nengine = "emulated"\n')
+    for words in ((), ("eval.task.kind=synthetic",)):
+        done = call("eval", str(tmp_path), *words)
+        assert done.exit_code == 2
+        assert "its answers are pretended" in done.stderr
+    assert wire.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "says"),
+    [((), (None, None), "run here/model-step-8"), (("--step", "4", "-o", "out"), (4, Path("out")), "out")],
+)
+def test_exporting_a_checkpoint_says_where_the_model_lies_and_how_it_is_scored(
+    wire: FakeWire, tmp_path: Path, words: tuple[str, ...], asked: tuple[object, ...], says: str
+) -> None:
+    run = tmp_path / "run here"
+    run.mkdir()
+    (run / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.dir=moved since"])))
+    done = call("export", str(run), *words)
+    assert done.exit_code == 0, done.output
+    config, *rest = wire.asked[0]
+    assert isinstance(config, Config)
+    assert (config.run.dir, *rest) == (str(run), *asked), "a run directory that was moved is read where it lies"
+    assert says in done.stdout
+    assert f"--config '{run}/config.toml'" in done.stdout
+
+
+def test_exporting_what_is_no_run_is_refused(wire: FakeWire, tmp_path: Path) -> None:
+    done = call("export", str(tmp_path))
+    assert (done.exit_code, wire.asked) == (2, [])
+    assert "holds no config.toml" in done.stderr
 
 
 @pytest.mark.parametrize(

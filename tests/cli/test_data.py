@@ -49,6 +49,18 @@ def test_a_model_without_positions_for_a_prompt_is_refused_and_one_that_does_not
     assert len(rows["prompts"]) == 4
 
 
+def test_a_fault_of_another_task_than_the_first_says_whose_keys_it_names(tmp_path: Path) -> None:
+    held_out = tmp_path / "held.jsonl"
+    words = ("eval.task.kind=file", f"eval.task.path={held_out}", "eval.task.gold_column=answer", "eval.task.template=plain")
+    says = r"\(task\.{key}.*\(this task is \[eval\.task\]: its keys begin with eval\.task\.\)"
+    held_out.write_text(json.dumps({"prompt": "x"}))
+    with pytest.raises((ConfigError, DataError), match="(?s)" + says.format(key="gold_column")):
+        data_body(config(tmp_path, *words))
+    held_out.write_text("\n".join([json.dumps({"prompt": "x", "answer": "1"}), json.dumps({"prompt": "y"})]))
+    with pytest.raises(DataError, match="(?s)" + says.format(key="bad_rows")):
+        DataBody(config(tmp_path, *words), ByteTokenizer()).call("load", True, False)
+
+
 def test_positions_are_those_of_the_models_own_config(tmp_path: Path) -> None:
     assert positions(write_tiny(tmp_path / "model")) == 512
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import pty
+from collections.abc import Iterator
+from typing import IO
 
 import pytest
 from rich.console import Console
 
-from paceline.cli.display import BARS, History, Lines, Panel, display, number, plain, screen, sparkline
+from paceline.cli.display import BARS, COLUMNS, History, Lines, Panel, display, number, plain, screen, sparkline
 from paceline.types.progress import Progress
 
 
@@ -66,7 +69,8 @@ def test_long_lines_are_not_wrapped() -> None:
 def test_the_panel_shows_phase_curve_values_evaluation_and_the_last_notices() -> None:
     out, _ = console(terminal=True)
     shown, text = console()
-    with Panel(out) as show:
+    err, notices = console()
+    with Panel(out, err) as show:
         show(Progress(1, 9, {"reward": 0.25, "rollout_tokens_per_second": 321.0}, "train"))
         show(Progress(2, 9, {"reward": 0.75, "loss": float("inf")}, "train"))
         show(Progress(2, 9, {"eval/greedy": 0.5}, "evaluate"))
@@ -81,6 +85,26 @@ def test_the_panel_shows_phase_curve_values_evaluation_and_the_last_notices() ->
     assert "evaluation after update 2  greedy 0.5" in panel
     assert "notice 1" not in panel
     assert "notice 4" in panel
+    assert notices.getvalue().splitlines() == [f"notice {index}" for index in range(5)], "standard error is no terminal: a log has them all"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_panel_breaks_no_value_however_narrow_the_terminal(width: int) -> None:
+    shown = Console(file=io.StringIO(), force_terminal=True, width=width, height=40, color_system=None)
+    show = Panel(shown, shown)
+    values = {name: 0.1234 + place for place, name in enumerate(COLUMNS)}
+    for update in range(1, 100):
+        show(Progress(update, 100, {**values, "reward": update / 100}, "checkpoint"))
+    with shown.capture() as captured:
+        shown.print(show.render())
+    lines = captured.get().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "checkpoint" in lines[0]
+    assert "99/100" in lines[0]
+    assert lines[1].endswith(" 0.99 (0.01 to 0.99)")
+    for name, head in COLUMNS.items():
+        words = f"{head} {number(0.99 if name == 'reward' else values[name])}"
+        assert any(words in line for line in lines), words
 
 
 def test_the_summary_compares_beginning_and_end() -> None:
@@ -99,15 +123,41 @@ def test_the_summary_compares_beginning_and_end() -> None:
 def test_an_empty_panel_can_be_drawn() -> None:
     out, _ = console(terminal=True)
     shown, text = console()
-    shown.print(Panel(out).render())
+    shown.print(Panel(out, out).render())
     assert "0/0" in text.getvalue()
 
 
-def test_the_display_follows_the_kind_of_output() -> None:
-    terminal, _ = console(terminal=True)
+@pytest.fixture
+def terminal() -> Iterator[IO[str]]:
+    """What `isatty` says yes to."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        yield stream
+    os.close(ours)
+
+
+def test_the_display_follows_the_kind_of_output(terminal: IO[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     pipe, _ = console()
-    assert isinstance(display(terminal, pipe), Panel)
-    assert isinstance(display(pipe, terminal), Lines)
+    assert isinstance(display(screen(terminal), pipe), Panel)
+    assert isinstance(display(pipe, screen(terminal)), Lines)
+
+
+def test_a_terminal_that_cannot_be_redrawn_and_a_log_that_wants_colours_get_lines(
+    terminal: IO[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(display(screen(terminal), screen(terminal)), Lines)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    log = io.StringIO()
+    shown = screen(log)
+    with display(shown, shown) as show:
+        show(Progress(1, 9, {"reward": 0.5}, "train"))
+    assert log.getvalue() == "update 1/9  reward 0.5\n", "nothing moves the cursor"
 
 
 def test_a_reader_that_leaves_ends_the_showing_and_nothing_else() -> None:

@@ -141,6 +141,14 @@ def test_an_empty_ledger_is_refused(tmp_path: Path) -> None:
     assert "is empty: the run ended, or is, before its first decision" in refused.stderr
 
 
+def test_a_part_that_is_none_is_refused(tmp_path: Path) -> None:
+    run = record(tmp_path / "run")
+    for words in (("--from", 2, "--to", 1), ("--from", 1, "--to", 1)):
+        refused = paceline(run, *words)
+        assert refused.exit_code == 2
+        assert "nothing lies between them" in refused.stderr
+
+
 def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_text("no database, but long enough to be looked at as one\n" * 100)
     failed = paceline(tmp_path)

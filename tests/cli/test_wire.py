@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,15 @@ import pytest
 
 from paceline.cli import wire
 from paceline.config.load import load
+from paceline.config.schema import ScheduleConfig
 from paceline.core.schedule import Resume, Schedule
 from paceline.ports.fakes.pool import InlinePool, InlineWorker
 from paceline.ports.pool import WorkerSpec
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import Origin, RunDir
+from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
-from paceline.types.errors import WorkerLost
+from paceline.types.errors import ConfigError, WorkerLost
 from paceline.types.progress import Progress
 from paceline.types.records import Prompt
 
@@ -73,9 +76,54 @@ async def test_a_data_worker_that_is_stuck_is_lost_by_name_after_its_deadline() 
             await wire._load_data(StuckPool(), config, training=True, evaluation=False)
 
 
+def test_a_configuration_built_in_python_is_refused_like_one_from_a_file(tmp_path: Path) -> None:
+    good = load(None, ["task.name=chain_sum", f"run.dir={tmp_path / 'run'}"])
+    with pytest.raises(ConfigError, match="whole_updates_per_round"):
+        wire.train(good.model_copy(update={"schedule": ScheduleConfig(groups_per_round=12)}))
+    assert not (tmp_path / "run").exists(), "before anything is made"
+
+
+@pytest.mark.parametrize(
+    ("step", "directory", "words", "says"),
+    [
+        (None, None, (), "has no complete checkpoint (complete: none"),
+        (3, None, ("step-1", "step-2"), "it has no step-3 (complete: step-1, step-2"),
+        (2, "there", ("step-2", "../there"), "there: exists already"),
+    ],
+)
+def test_an_export_without_a_checkpoint_or_into_a_directory_that_is_there_is_refused(
+    tmp_path: Path, step: int | None, directory: str | None, words: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in words:
+        (tmp_path / "checkpoints" / name).mkdir()
+    config = load(None, ["task.name=chain_sum", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        wire.export(config, step, None if directory is None else tmp_path / directory)
+
+
+def test_an_emulated_run_has_no_weights_to_export(tmp_path: Path) -> None:
+    config = load(None, ["task.kind=synthetic", "rollout.engine=emulated", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="such a run has no weights"):
+        wire.export(config, None, None)
+
+
 def rows_of(*golds: str) -> dict[str, RowTask]:
     prompts = [Prompt(i, i, np.array([1, 2], dtype=np.int32), f"question {i}", gold) for i, gold in enumerate(golds)]
     return {"sums": RowTask(prompts, seed=0, shuffle=False, counts={"read": len(golds)})}
+
+
+def test_rows_that_were_left_out_are_counted_and_the_first_of_them_named() -> None:
+    prompts, why = rows_of("4", "5")["sums"].every_row(), ("rows.jsonl line 2: no text", "rows.jsonl line 4: not JSON", "a third")
+    sums = RowTask(prompts, seed=0, shuffle=False, counts={"read": 5, "bad": 3}, skipped=why)
+    left_out = [f"left out: {reason}" for reason in why[:2]]
+    assert list(wire._counted(sums)) == ["task: 2 prompts of 5 rows; left out: 3 bad", *left_out]
+    both = Mixture({"sums": sums, "words": rows_of("a", "b")["sums"]}, None)
+    assert list(wire._counted(both)) == [
+        "task sums: 50.0% of the prompts; 2 prompts of 5 rows; left out: 3 bad",
+        *(f"left out of sums: {reason}" for reason in why[:2]),
+        "task words: 50.0% of the prompts; 2 prompts of 2 rows",
+    ]
 
 
 def test_a_dataset_that_changed_is_told_by_its_rows_and_by_its_fingerprint_where_those_were_not_kept(tmp_path: Path) -> None:
@@ -95,3 +143,9 @@ def test_evaluations_of_other_problems_than_before_are_told(tmp_path: Path) -> N
     assert wire._other_problems(run, now) == wire._other_problems(run, {}) == ""
     told = wire._other_problems(run, rows_of("4", "7", "6", "8")["sums"].digests)
     assert told == "evaluations from here on are of other problems than those before: row 1 changed; row 3 new"
+
+
+def test_evaluating_what_only_pretends_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    words = ["rollout.engine=emulated", "task.kind=synthetic", "eval.task.kind=synthetic"]
+    with pytest.raises(ConfigError, match=r"rollout.engine = emulated: its answers are pretended .*nothing to score"):
+        wire.evaluate(load(None, words), str(tmp_path))

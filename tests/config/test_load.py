@@ -204,10 +204,8 @@ def test_a_key_by_its_name_in_another_framework_is_answered_with_its_name_here()
     assert nearest("actor_rollout_ref.rollout.n") == ["schedule.group_size"]
     assert [name for name, here in ELSEWHERE.items() if here not in known()] == []
     assert [name for name in ELSEWHERE if any(key.rpartition(".")[2] == name for key in known())] == [], "a name of ours stays ours"
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "configuration.md").read_text(encoding="utf-8")
-    table = guide.partition("## Keys by their name in TRL and verl")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ") and "here" not in line]
-    rows.append(table.rpartition("|\n\n")[2])
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "from-other-trainers.md").read_text(encoding="utf-8")
+    rows = [line for line in guide.partition("\n## Keys\n")[2].partition("\n## ")[0].splitlines() if line.startswith("|")]
     for name, here in ELSEWHERE.items():
         key = here.rpartition(".")[2]
         assert any(re.search(rf"[`.]{name}`", row) and (f"`{here}`" in row or f"`.{key}`" in row) for row in rows), (name, here)

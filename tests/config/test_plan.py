@@ -54,6 +54,9 @@ def test_multiversion_defaults_to_a_window_of_two() -> None:
     assert (s.version_window, s.bound, s.buffer_groups, s.staleness, s.in_flight_groups) == (2, 1, 0, 0, 0)
 
 
+DECODING = ("admit", "evaluate", "groups")
+
+
 def test_periods_and_deadlines_reach_the_schedule() -> None:
     s = schedule(
         config(
@@ -69,9 +72,19 @@ def test_periods_and_deadlines_reach_the_schedule() -> None:
     deadlines = dict(s.deadlines)
     assert (s.evaluate_every, s.checkpoint_every) == (4, 3)
     assert set(deadlines) == set(DEADLINES)
-    assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch")} == {7.0}
+    assert {seconds for kind, seconds in deadlines.items() if kind not in ("materialize", "dispatch", *DECODING)} == {7.0}
     assert deadlines["dispatch"] == 70.0
     assert deadlines["materialize"] == 12.0
+
+
+def test_what_decodes_has_time_for_every_token_so_that_long_answers_are_not_overdue() -> None:
+    words = ("rollout.slots=64", "rollout.instances=2", "schedule.group_size=8", "schedule.groups_per_update=64", "reward.0.timeout_s=10")
+    words = (*words, "rollout.max_tokens=32768", "eval.task.name=other", "eval.problems=100", "eval.samples=4")
+    deadlines = dict(schedule(config(*words)).deadlines)
+    assert deadlines["admit"] == 600 + 32768 / 4, "ten minutes alone were a false alarm in every run of a reasoning model"
+    assert deadlines["groups"] == 600 + 10 + 4 * 32768 / 4, "512 samples in 128 slots"
+    assert deadlines["evaluate"] == 600 + 4 * 32768 / 4, "500 answers"
+    assert 600 < dict(schedule(config("rollout.max_tokens=24")).deadlines)["admit"] < 610
 
 
 def test_an_answer_of_kind_math_has_its_own_deadline_and_a_group_the_sum_of_them() -> None:
@@ -84,32 +97,32 @@ def test_an_answer_of_kind_math_has_its_own_deadline_and_a_group_the_sum_of_them
 
 
 def test_an_epoch_of_128_prompts_is_16_updates_of_8_groups_and_1024_samples() -> None:
-    p = plan(config("run.updates=48"), rows=128, shape=None)
+    p = plan(config("run.updates=48"), [128], shape=None)
     assert (p.updates_per_epoch, p.epochs) == (16.0, 3.0)
     assert (p.groups, p.samples) == (384, 3072)
     assert p.samples == 3 * 1024
 
 
 def test_an_update_of_8_samples_is_one_group_and_an_epoch_of_128_prompts_is_128_of_them() -> None:
-    p = plan(config("run.updates=384", "schedule.groups_per_update=1"), rows=128, shape=None)
+    p = plan(config("run.updates=384", "schedule.groups_per_update=1"), [128], shape=None)
     assert (p.updates_per_epoch, p.epochs, p.samples) == (128.0, 3.0, 3 * 1024)
 
 
 def test_token_limits_count_a_prompt_once_per_group() -> None:
-    p = plan(config("run.updates=2", "rollout.max_prompt_tokens=100", "rollout.max_tokens=10"), rows=None, shape=None)
+    p = plan(config("run.updates=2", "rollout.max_prompt_tokens=100", "rollout.max_tokens=10"), [None], shape=None)
     assert (p.prompt_tokens, p.sampled_tokens, p.trained_tokens) == (1600, 1280, 2880)
     assert (p.epochs, p.updates_per_epoch, p.memory) == (None, None, ())
 
 
 def test_a_last_round_that_is_not_full_is_a_round_and_a_publish() -> None:
-    p = plan(config("run.updates=5", "schedule.groups_per_round=16"), rows=10, shape=None)
+    p = plan(config("run.updates=5", "schedule.groups_per_round=16"), [10], shape=None)
     assert (p.rounds, p.publishes, p.groups) == (3, 4, 40)
 
 
 def test_epochs_end_a_run_that_has_updates_left() -> None:
-    p = plan(config("run.updates=9", "run.epochs=2"), rows=10, shape=None)
+    p = plan(config("run.updates=9", "run.epochs=2"), [10], shape=None)
     assert (p.updates, p.groups, p.rounds, p.epochs) == (3, 20, 3, 2.0)
-    assert plan(config("run.updates=2", "run.epochs=2"), rows=10, shape=None).updates == 2
+    assert plan(config("run.updates=2", "run.epochs=2"), [10], shape=None).updates == 2
 
 
 def test_multiversion_rebalances_on_a_timer_and_relieves_full_instances() -> None:
@@ -119,7 +132,7 @@ def test_multiversion_rebalances_on_a_timer_and_relieves_full_instances() -> Non
 
 
 def test_refilling_asks_for_more_prompts_at_most() -> None:
-    p = plan(config("run.updates=2", "schedule.no_signal=refill"), rows=10, shape=None)
+    p = plan(config("run.updates=2", "schedule.no_signal=refill"), [10], shape=None)
     assert p.more_prompts == 48
 
 
@@ -257,8 +270,8 @@ def test_gsm8k_has_7473_training_rows() -> None:
 
 def test_the_plan_of_a_mixture_says_how_many_prompts_each_task_gives() -> None:
     words = ("task.name=chain_sum", "task.size=300", "mix.0.name=spell_backward", "mix.0.size=100", "run.updates=10")
-    by_rows = plan(load(None, words), 400, None, [300, 100])
+    by_rows = plan(load(None, words), [300, 100], None)
     assert by_rows.groups_by_task == (("chain_sum", 60), ("spell_backward", 20))
-    weighted = plan(load(None, [*words, "task.weight=1.0", "mix.0.weight=3.0"]), 400, None, [300, None])
+    weighted = plan(load(None, [*words, "task.weight=1.0", "mix.0.weight=3.0"]), [300, None], None)
     assert weighted.groups_by_task == (("chain_sum", 20), ("spell_backward", 60))
-    assert plan(load(None, words), None, None, [300, None]).groups_by_task == ()
+    assert plan(load(None, words), [300, None], None).groups_by_task == ()

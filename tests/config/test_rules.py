@@ -68,7 +68,6 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("gold_column_no_effect", (*GYM, "task.gold_column=answer")),
     ("gold_pattern_no_effect", (*GYM, "task.gold_pattern=(x)")),
     ("bad_rows_no_effect", (*GYM, "task.bad_rows=skip")),
-    ("system_no_effect", (*GYM, "task.template=plain", "task.system=Be brief.")),
     ("template_arguments_no_effect", (*GYM, "task.template=plain", "task.template_arguments.x=true")),
     ("gold_pattern_needs_column", ("task.kind=file", "task.path=a.jsonl", "task.gold_pattern=(x)")),
     ("gold_pattern_has_a_group", (*FILE, "task.gold_pattern=x")),
@@ -127,6 +126,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("name_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.name=n")),
     ("offline_no_effect", (*GYM, "tracking.kinds=['tensorboard']", "tracking.offline=true")),
     ("mlflow_server_no_effect", (*GYM, "tracking.kinds=['wandb']", "tracking.mlflow_server=http://x")),
+    ("no_password_in_the_address", (*GYM, "tracking.kinds=['mlflow']", "tracking.mlflow_server=https://me:secret@host:5000/x")),
     ("kinds_once", (*GYM, "tracking.kinds=['wandb', 'wandb']")),
     ("temperature_without_samples", (*HELD_OUT, "eval.samples=0", "eval.temperature=0.5")),
     ("some_reward", (*GYM, "reward=[]")),
@@ -212,6 +212,7 @@ ALLOWED: list[tuple[str, ...]] = [
     (*GYM, "eval.task.name=chain_sum", "eval.task.seed=2001"),
     (*GYM, "eval.task.name=chain_sum", "eval.hold_out=false"),
     (*GYM, "eval.task.name=chain_sum", "eval.task.seed=2", "eval.task.parameters.max_terms=3"),
+    (*GYM, "task.template=plain", "task.system=Sums:", "task.suffix=' ='"),
     (*GYM, "task.path=''", "schedule.refill=sample", "eval.every=0", "algorithm.std_eps=1e-4"),
 ]
 

@@ -95,7 +95,7 @@ def _sorted(rows: Kept, in_order: bool) -> Kept:
     return rows if in_order else sorted(rows, key=lambda row: row[0])
 
 
-def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place: Place) -> None:
+def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
     sent = [("update", 1, 0.5), ("rollout", 249, 1.0), ("update", 203, 0.25), ("eval", 200, 0.75), ("update", 204, 0.0)]
     tracker = place.open()
     for axis, step, value in sent:
@@ -103,6 +103,7 @@ def test_everything_sent_is_kept_in_order_whatever_the_steps_of_other_axes(place
     tracker.close()
     tracker.close()
     assert place.said == []
+    assert capfd.readouterr().out == "", "standard output is a line per update, and nothing else"
     assert place.kept() == _sorted(sent, place.in_order)
 
 
@@ -142,6 +143,22 @@ def test_axes_count_for_themselves_but_a_step_back_on_one_is_refused(
     for step in (5, 4):
         with pytest.raises(DataError, match=f"'update': step {step} after step 5"):
             sink.log("update", step, {"x": 1.0})
+
+
+def test_a_row_that_mlflow_refuses_for_good_holds_no_later_one_back(tmp_path: Path) -> None:
+    """Its error is no ValueError of its own, and would be tried again for ever."""
+    missing = [name for name in SERVICES["mlflow"] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed")
+    open_tracker, said = importlib.import_module("paceline.trackers.mlflow").open_tracker, list[str]()
+    link = Link("r", "tests", "contract", tmp_path, {})
+    record = JsonlTracker(tmp_path / "m.jsonl")
+    both = Both(record, Mirror("mlflow", tmp_path / "m.jsonl", lambda _: open_tracker(link), tmp_path, said.append))
+    both.log("update", 1, {"x" * 300: 1.0})
+    both.log("update", 2, {"x": 2.0})
+    both.close()
+    assert _mlflow(tmp_path, "r") == [("update", 2, 2.0)]
+    assert any("1 rows were refused" in line for line in said)
 
 
 # --- what the services have

@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.main import app
+from paceline.config.keys import field_at
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 SCRIPT = re.compile(r"`(benchmarks/\w+\.py)`")
+COMMAND = re.compile(r"(?:`|^    |^\$ )paceline ([a-z]+)\b", re.MULTILINE)
+KEY = re.compile(r"`~?((?:run|model|task|mix|reward|rollout|schedule|algorithm|trainer|pool|emulated|eval|tracking)\.[\w.]+)[`=]")
+NOT_OURS = {"rollout.n", "model.name", "task.counts", "task.skipped"}
+"""Keys of other trainers, attributes of objects."""
+FREE = re.compile(r"(.*\.(?:parameters|arguments|template_arguments))\.\w+")
+"""Below these a user's own names stand."""
+FILE = re.compile(r".*\.(py|json|jsonl|md|safetensors)")
 CASE = re.compile(r"^\| ([A-Z]\d\d): ", re.MULTILINE)
 CASES = {
     *("A01", "A03", "A07", "A09", "A10"),
@@ -41,12 +51,32 @@ def test_every_case_has_a_policy_and_a_test() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_links_only_to_what_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    places = [page.parent / link for link in LINK.findall(text) if not link.startswith("http")]
-    places += [ROOT / script for script in SCRIPT.findall(text)]
-    assert [str(place) for place in places if not place.exists()] == []
+    places = [(page.parent / link if link else page, part) for link, part in LINK.findall(text) if not link.startswith("http")]
+    places += [(ROOT / script, "") for script in SCRIPT.findall(text)]
+    assert [str(place) for place, _ in places if not place.exists()] == []
+    assert [(str(place), part) for place, part in places if part and part not in headings(place)] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The names by which the headings of a page are linked."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines if line.startswith("#")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_a_page_names_is_one(page: Path) -> None:
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert set(COMMAND.findall(page.read_text(encoding="utf-8"))) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_key_that_a_page_names_is_a_key(page: Path) -> None:
+    named = {FREE.sub(r"\1", key) for key in KEY.findall(page.read_text(encoding="utf-8"))} - NOT_OURS
+    each = {key: re.sub(r"^(reward|mix)\.(?![N\d])", r"\1.N.", key) for key in named if not FILE.fullmatch(key)}
+    assert [key for key, full in each.items() if field_at(full) is None] == []
 
 
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    linked = {(index.parent / link).resolve() for link, _ in LINK.findall(index.read_text(encoding="utf-8"))}
     assert [page for page in (ROOT / "docs").rglob("*.md") if page != index and page.resolve() not in linked] == []

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_runs  # noqa: F401  # makes benchmarks importable
+import report_runs  # makes benchmarks importable
+from test_samples import group, write
 
+from paceline.core import commands as c
 from paceline.report.gather import gather
 from paceline.report.page import render
 
@@ -32,17 +34,18 @@ def ask(page: Path, script: str, width: int = 1280) -> Any:
     return Browser(COMMAND).ask(page, script, width)
 
 
-def test_at_phone_width_nothing_is_wider_than_the_screen_but_what_scrolls_by_itself(page: Path) -> None:
+@pytest.mark.parametrize(("width", "narrowest"), [(390, 300), (320, 230)])
+def test_at_phone_width_nothing_is_wider_than_the_screen_but_what_scrolls_by_itself(page: Path, width: int, narrowest: int) -> None:
     script = """
     const inside = (node) => node.closest(".scroll, svg") !== null;
-    const wide = [...document.querySelectorAll("main *, header *")].filter((n) => !inside(n) && n.getBoundingClientRect().right > 391);
+    const wide = [...document.querySelectorAll("main *, header *")].filter((n) => !inside(n) && n.getBoundingClientRect().right > window.innerWidth + 1);
     const small = [...document.querySelectorAll(".card .plot svg")].map((svg) => svg.getBoundingClientRect().width);
     return { scroll: document.documentElement.scrollWidth, wide: wide.map((n) => n.className || n.tagName), narrowest: Math.min(...small) };
     """
-    found = ask(page, script, 390)
-    assert found["scroll"] == 390
+    found = ask(page, script, width)
+    assert found["scroll"] == width
     assert found["wide"] == []
-    assert found["narrowest"] >= 300, "labels of 11 pixels stay readable"
+    assert found["narrowest"] >= narrowest, "labels of 11 pixels stay readable"
 
 
 def test_a_pointer_reads_every_chart_at_one_update_and_leaves_the_last_values_behind(page: Path) -> None:
@@ -91,6 +94,49 @@ def test_samples_are_found_by_text_reason_and_reward_and_open_with_what_was_foun
     assert found["marks"] == ["tens are"]
     assert found["headings"] == ["prompt", "answer", "gold", "verdict"]
     assert found["none"] == "0 of 60"
+
+
+HOSTILE = (
+    "</script><script>parent.owned = window.owned = true</script>",
+    "<img src=x onerror='window.owned = true'> &lt;b&gt; <!-- ]]>",
+    "\x00\x07\x1b[2J \u2028 \u2029 \ufeff \u202e dlrow \U0001f600 \u0130",
+    "a^2 (b+c) [x] \\boxed{3} $5 " + "x" * 1_000_000,
+)
+
+
+def test_whatever_a_model_wrote_is_text_and_is_found_as_it_was_written(tmp_path: Path) -> None:
+    run = report_runs.simulated(tmp_path / "<b>run")
+    (run / "trajectories").mkdir()
+    for number, text in enumerate(HOSTILE, start=1):
+        write(run / "trajectories", 1, number, group(number, (1.0,), ("",), text=text))
+    page = run / "report.html"
+    page.write_text(render(gather(run, 60)), encoding="utf-8")
+    script = """
+    const set = (value) => { const x = document.getElementById("find"); x.value = value; x.dispatchEvent(new window.Event("input")); };
+    const found = {};
+    for (const words of ["<\\/SCRIPT>", "&lt;b&gt;", "\\\\boxed{3} $5", "a^2 (B+C) [x]", "b.c"]) {
+      set(words); found[words] = document.getElementById("found").textContent;
+    }
+    set("onerror");
+    const first = document.querySelector(".sample"); first.open = true;
+    await new Promise((done) => window.setTimeout(done, 50));
+    const toned = document.querySelectorAll(".reward.good, .reward.bad").length;
+    return { found, owned: Boolean(window.owned), images: document.images.length, body: first.querySelectorAll("pre")[1].textContent, toned };
+    """
+    told = ask(page, script)
+    assert list(told["found"].values()) == ["1 of 4", "1 of 4", "1 of 4", "1 of 4", "0 of 4"]
+    assert (told["owned"], told["images"]) == (False, 0)
+    assert told["body"] == HOSTILE[1]
+    assert told["toned"] == 0, "all rewards are alike: none is worse than the others"
+
+
+def test_pages_of_runs_that_have_little_to_show_open_without_an_error(tmp_path: Path) -> None:
+    nothing = report_runs.cut(tmp_path / "nothing", lambda value: isinstance(value, c.Dispatch))
+    one = report_runs.cut(tmp_path / "one", lambda value: isinstance(value, c.Dispatch) and value.update == 2)
+    for run in (nothing, one):
+        page = run / "report.html"
+        page.write_text(render(gather(run, 60)), encoding="utf-8")
+        assert ask(page, "return document.getElementById('samples').textContent", 390).count("No trajectory is kept") == 1
 
 
 def test_dark_and_light_are_told_apart_and_text_stands_out_in_both(page: Path, tmp_path: Path) -> None:

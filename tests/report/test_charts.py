@@ -44,6 +44,13 @@ def test_a_constant_has_an_axis_that_holds_it(value: float) -> None:
     assert 2 <= round((high - low) / step) <= 6
 
 
+def test_a_constant_that_its_sums_make_waver_in_the_last_digit_is_drawn_as_one() -> None:
+    """The mean of rewards of 0.1 is at times 0.1 and at times the number below it: too near for a scale of its own."""
+    low, high, _ = charts._rounded(0.09999999999999999, 0.1)
+    assert (low, high) == (0.0, pytest.approx(0.1, abs=0.05))
+    assert len(paths(charts.curves("t", [1, 2], [Series("a", [2e-5, 1.9999999999999998e-5], 0)]), "l0")) == 1
+
+
 def test_the_running_mean_is_over_the_last_values_and_skips_what_is_no_number() -> None:
     assert charts.running_mean([1, 2, 3, 4], 2) == [1, 1.5, 2.5, 3.5]
     assert charts.running_mean([math.nan, 2, math.nan, 4], 2)[1:] == [2, 2, 4]

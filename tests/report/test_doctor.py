@@ -24,6 +24,7 @@ from paceline.report.doctor import diagnose
 from paceline.report.troubles import Troubles
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.notices import Notices
+from paceline.runtime.rundir import Origin, RunDir
 from paceline.sim.driver import simulate
 from paceline.sim.world import FakeInstance, World
 from paceline.types.errors import ConfigError
@@ -36,12 +37,13 @@ def doctor(run: Path) -> Result:
 
 
 @contextmanager
-def controlled(run: Path) -> Iterator[None]:
-    """A controller holds the run."""
+def controlled(run: Path, since: float = BEGAN) -> Iterator[None]:
+    """A controller holds the run, since a moment."""
     with (run / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(str(os.getpid()))
         lock.flush()
+        os.utime(run / "lock", (since, since))
         yield
 
 
@@ -146,25 +148,78 @@ def test_a_ledger_without_a_lineage_never_began(tmp_path: Path) -> None:
         assert diagnose(tmp_path).state == "starting"
 
 
+def test_a_resume_that_loads_its_model_is_starting_whatever_the_life_before_it_came_to(tmp_path: Path) -> None:
+    """For minutes the ledger knows the old life only: it is not that which is stuck, or writes its model, or has failed."""
+    killed = cut(tmp_path / "killed", lambda value: isinstance(value, e.Published))
+    done = simulated(tmp_path / "done")
+    failed = cut(tmp_path / "failed", lambda value: isinstance(value, e.GroupMaterialized))
+    Notices(failed / "notices.jsonl", 1).add("group 3 could not be rewarded", fatal=True)
+    for run in (killed, done, failed):
+        with controlled(run, since=BEGAN + 3600.0):
+            found = diagnose(run, wall=BEGAN + 3690.0)
+        assert (found.state, found.healthy) == ("starting", True), found.headline
+        assert f"starts, for 90.0 s: process {os.getpid()} loads models and data" in found.headline
+        assert (found.owed, found.trainer, found.findings) == ((), "", ())
+    assert not diagnose(killed).healthy, "and when it has gone again, that life is told"
+
+
+def exported(run: Path, lineage: int) -> None:
+    (run / ".model").mkdir()
+    RunDir(run).seal_model(run / ".model", Origin(lineage, 6))
+
+
+def test_a_run_that_was_killed_while_its_model_was_written_is_not_done(tmp_path: Path) -> None:
+    """An orderly end takes the weights away that engines were sent; this one left them."""
+    run = simulated(tmp_path / "run")
+    (run / "weights").mkdir()
+    found = diagnose(run)
+    assert (found.state, found.healthy) == ("died", False)
+    assert "when its updates were done and before its model was written" in found.headline
+    assert "--resume" in found.findings[0].advice
+    exported(run, 1)
+    assert diagnose(run).state == "done", "killed a moment later"
+
+
+def test_an_error_after_the_last_update_is_a_failure(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run")
+    Notices(run / "notices.jsonl", 1).add("runs/x/model: No space left on device", fatal=True)
+    found = diagnose(run)
+    assert (found.state, found.healthy) == ("failed", False)
+    assert found.headline.endswith("runs/x/model: No space left on device")
+
+
+def test_a_run_that_never_decided_anything_says_how_it_goes_on(tmp_path: Path) -> None:
+    run = keep(tmp_path / "run", plan(), Resume(), [])
+    assert "train CONFIG --resume (it goes on from the beginning: there is no checkpoint)" in doctor(run).output
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run directory"):
         diagnose(tmp_path)
     assert doctor(tmp_path).exit_code == 2
 
 
-def test_an_alarm_that_holds_at_the_last_update_needs_somebody_and_one_that_passed_does_not(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run")
+def test_an_alarm_that_holds_needs_somebody_while_the_run_goes_on_and_is_a_warning_when_it_is_done(tmp_path: Path) -> None:
+    run = cut(tmp_path / "run", lambda value: isinstance(value, c.Stop))
 
     def log(*clipped: float) -> None:
         rows = [{"axis": "update", "step": i + 1, "lineage": 1, "completions/clipped_ratio": x} for i, x in enumerate(clipped)]
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    log(1.0, 1.0, 1.0, 0.1)
-    assert diagnose(run).healthy
+    def levels() -> list[tuple[str, str]]:
+        return [(finding.level, finding.what.split(":")[0]) for finding in diagnose(run, wall=BEGAN + 20.0).findings]
+
+    with controlled(run):
+        log(1.0, 1.0, 1.0, 0.1)
+        assert levels() == []
+        assert diagnose(run, wall=BEGAN + 20.0).healthy
+        log(0.1, 1.0, 1.0, 1.0)
+        assert levels() == [("fault", "for 3 updates")]
+        assert not diagnose(run, wall=BEGAN + 20.0).healthy
+    run = simulated(tmp_path / "done")
     log(0.1, 1.0, 1.0, 1.0)
-    found = diagnose(run)
-    assert not found.healthy
-    assert [f.what.split(":")[0] for f in found.findings] == ["for 3 updates"]
+    assert levels() == [("warning", "for 3 updates")]
+    assert diagnose(run).healthy, "there is nothing left to stop"
 
 
 def test_a_broken_rule_is_a_fault(tmp_path: Path) -> None:

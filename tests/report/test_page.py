@@ -19,9 +19,11 @@ from paceline.cli.main import app
 from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.schedule import Resume
+from paceline.report.cards import learning, times
 from paceline.report.gather import gather
 from paceline.report.page import embedded, render
 from paceline.runtime.metrics import time_metrics
+from paceline.runtime.notices import Notices
 from paceline.sim.driver import simulate
 from paceline.sim.world import FakeInstance, World
 
@@ -112,6 +114,75 @@ def test_a_whole_run_shows_learning_evaluations_samples_and_times_of_its_ledger(
     assert len(gathered.evaluations) == len({row["update"] for row in gathered.evaluations}) > 2
 
 
+def test_the_table_of_evaluations_names_the_updates(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made_runs.write(run, made_runs.schedule(12, 2), made_runs.world())
+    text = render(gather(run, 0))
+    rows = re.findall(r"<tr><td>([^<]*)</td><td>(\d+)</td><td>200</td>", text)
+    assert [int(update) for update, _ in rows] == [row["update"] for row in gather(run, 0).evaluations]
+    assert "method" not in text
+
+
+def test_an_emulated_run_says_that_its_rewards_are_pretended(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run")
+    assert "Emulated" not in render(gather(run, 0))
+    (run / "config.toml").write_text('[rollout]\nengine = "emulated"\n[emulated]\ntime_scale = 20.0\n')
+    text = render(gather(run, 0))
+    assert "Answers, rewards and losses are pretended; seconds here are real ones, 20 times as many" in text
+    (run / "config.toml").write_text('[rollout]\nengine = "torch"\n')
+    assert "pretended" not in render(gather(run, 0))
+
+
+def test_a_live_run_says_on_its_page_what_it_waits_for(tmp_path: Path) -> None:
+    text = render(gather(cut(tmp_path / "run", lambda value: isinstance(value, e.GroupMaterialized)), 0))
+    assert "Waited for, when the records end" in text
+    assert re.search(r"<li>rewards: group \d", text)
+
+
+def test_the_time_of_a_life_that_left_no_checkpoint_is_in_the_total(tmp_path: Path) -> None:
+    run = cut(tmp_path / "run", lambda value: isinstance(value, c.Dispatch) and value.update == 2)
+    alone = gather(run, 0).total
+    chosen = plan()
+    keep(run, chosen, Resume(), simulate(chosen, World((FakeInstance("rollout-0"),))).records)
+    gathered = gather(run, 0)
+    assert gathered.total.seconds == pytest.approx(alone.seconds + gathered.latest.total.seconds)
+    assert alone.seconds > 0
+    assert list(gathered.updates) == [1, 2, 3, 4, 5, 6]
+    text = render(gathered)
+    checked(text)
+    assert "2 lives: continued after update 0" in text
+    assert "Nothing in the latest life, lineage 2: no attempt failed" in text
+
+
+def test_time_that_no_update_has_is_told_beside_the_bars(tmp_path: Path) -> None:
+    """An evaluation after the last update is in the figures at the top: without a word the two would contradict each other."""
+    run = tmp_path / "run"
+    made_runs.write(run, made_runs.schedule(3, 2), made_runs.world())
+    gathered = gather(run, 0)
+    after = gathered.total.seconds - sum(row.tally.seconds for row in gathered.latest.updates)
+    assert after > 0.01 * gathered.total.seconds
+    assert all(card.note.endswith(f"not in it: {after:,.1f} s after the last update") for card in times(gathered)[:2])
+
+
+def test_a_card_for_several_tasks_and_reward_functions_says_what_it_leaves_out(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run")
+    values = {"reward": 0.5, "reward/easy": 0.75, "reward/hard": 0.25, **{f"rewards/r{i}/mean": i / 10 for i in range(8)}}
+    rows = [{"axis": "update", "step": step, "lineage": 1, **values} for step in range(1, 7)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cards = {card.title: card for card in learning(gather(run, 0))}
+    assert [(key.words, key.value) for key in cards["Reward by task"].keys] == [("easy", "0.75"), ("hard", "0.25")]
+    assert len(cards["Reward functions"].keys) == 6
+    assert cards["Reward functions"].note == "2 more are in metrics.jsonl"
+
+
+def test_a_name_and_an_error_with_half_a_character_are_written_all_the_same(tmp_path: Path) -> None:
+    run = cut(tmp_path / "caf\udce9", lambda value: isinstance(value, e.DispatchConsumed))
+    Notices(run / "notices.jsonl", 1).add("row 3: \ud83d", fatal=True)
+    told = report(run)
+    assert told.exit_code == 0, told.output
+    checked((run / "report.html").read_text(encoding="utf-8"))
+
+
 def test_samples_cannot_leave_their_script_and_names_cannot_leave_their_element(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- \u2028"
     assert "<" not in embedded([{"text": evil}])
@@ -138,6 +209,17 @@ def test_a_run_of_one_decision_a_killed_and_a_resumed_run_have_a_page(tmp_path: 
     assert list(gathered.updates) == [1, 2, 3, 4, 5, 6], "what the first life did after update 2 is void"
     assert [[row.step for row in told.updates] for told in gathered.lives] == [[1, 2], [3, 4, 5, 6]]
     assert "continued after update 2" in (resumed / "report.html").read_text()
+
+
+def test_what_a_pointer_reads_of_a_very_long_run_is_bounded_and_ends_with_the_last_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = simulated(tmp_path / "run", total_updates=10)
+    assert data(render(gather(run, 0)), "hover")["x"] == list(range(1, 11))
+    monkeypatch.setattr("paceline.report.page.READ", 4)
+    hover = data(render(gather(run, 0)), "hover")
+    assert hover["x"] == [1, 4, 7, 10]
+    assert all(len(values) == 4 for values in hover["values"].values())
 
 
 def test_a_long_run_shows_its_beginning_its_slowest_period_and_its_end(tmp_path: Path) -> None:

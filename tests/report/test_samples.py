@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,10 +59,28 @@ def test_a_sample_says_what_was_asked_answered_read_and_judged(tmp_path: Path) -
 
 def test_what_a_resume_voided_is_not_shown(tmp_path: Path) -> None:
     lives = surviving([lineage(1), lineage(2, 1, update=2), lineage(3, 2, update=3), lineage(4, 2, update=3)], {1, 2, 4})
-    assert [(life.lineage.id, life.last) for life in lives] == [(1, 2), (2, 3), (4, float("inf"))]
+    assert [(life.lineage.id, life.last) for life in lives] == [(1, 2), (2, 3), (4, float("inf"))], "lineage 3 decided nothing"
     for number, update in ((1, 1), (1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (4, 4)):
         write(tmp_path, number, update, group(10 * number + update, (1.0,), ("",)))
     assert [s["group"] for s in select(tmp_path, lives, 99).samples] == [11, 12, 23, 44]
+
+
+def test_of_a_life_that_was_killed_before_its_first_checkpoint_nothing_holds_and_its_time_was_spent(tmp_path: Path) -> None:
+    lives = surviving([lineage(1), lineage(2), lineage(3, 2, update=2), lineage(4, 2, update=2)], {1, 2, 3, 4})
+    assert [(life.lineage.id, life.last) for life in lives] == [(1, 0), (2, 2), (3, 2), (4, float("inf"))]
+    for number, update in ((1, 1), (2, 1), (2, 2), (3, 3), (4, 3)):
+        write(tmp_path, number, update, group(10 * number + update, (1.0,), ("",)))
+    assert [s["group"] for s in select(tmp_path, lives, 99).samples] == [21, 22, 43]
+
+
+def test_rewards_of_many_values_leave_no_stretch_of_the_run_out(tmp_path: Path) -> None:
+    """Each value is a kind of its own, so there are more kinds than samples that are shown."""
+    for update in range(1, 25):
+        rewards = tuple((10 * update + i) / 500 for i in range(8))
+        write(tmp_path, 1, update, group(update, rewards, ("",) * 8))
+    chosen = select(tmp_path, [Life(lineage(1), 99)], 48)
+    assert chosen.kinds > 48
+    assert Counter(s["update"] for s in chosen.samples) == dict.fromkeys(range(1, 25), 2)
 
 
 def test_a_damaged_segment_is_named_and_the_others_are_shown(tmp_path: Path) -> None:

@@ -80,6 +80,22 @@ def test_a_marker_does_not_start_inside_a_word() -> None:
     assert extract("####18", kind="numeric", marker="####") == "18"
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>is it 17?</think>It is 18.", "18"),
+        ("is it 17?</think>It is 18.", "18"),
+        ("<think>is it 18?", None),
+        ("<think>It is 18.</think>", None),
+        ("It is 18. <think>Or 19", "18"),
+    ],
+)
+def test_what_stands_in_a_thought_is_no_answer(text: str, answer: str | None) -> None:
+    assert extract(text, kind="numeric") == answer
+    assert verify("18", text, kind="numeric") == float(answer == "18")
+    assert verify("It is 18", text, kind="exact") == float(answer == "18")
+
+
 def test_an_answer_may_stand_on_the_line_after_the_marker() -> None:
     assert extract("The answer is:\n\n  18 dollars\n\nNext question: 5", kind="numeric", marker="The answer is:") == "18"
     assert Verifier("numeric", "A:").score("18", "A: \n ").reason == "no answer"

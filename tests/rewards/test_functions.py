@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.rewards.functions import FunctionReward, Loop
 from paceline.rewards.judge import Judge, Part
@@ -174,7 +175,7 @@ def test_none_means_not_applicable() -> None:
     assert values(FunctionReward(reward), "skip", "go") == [None, 1.0]
 
 
-@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1.0), np.int64(1), np.bool_(True)])
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0)])
 def test_every_kind_of_number_is_taken_as_a_float(value: Any) -> None:
     (got,) = values(FunctionReward(lambda completions: [value]), "a")
     assert got == 1.0
@@ -215,6 +216,7 @@ async def late_boom(completions: list[str]) -> list[float]:
         (lambda completions: [1.0, 10**400], r"gave inf on row 7 of sums \(group 5, sample 1\): rewards are finite"),
         (lambda completions: [1.0, float("nan")], r"gave nan on row 7 of sums \(group 5, sample 1\)"),
         (lambda completions: [float("-inf"), 1.0], r"gave -inf on row 7 of sums \(group 5, sample 0\)"),
+        (lambda completions: [1.0, np.ones(2)], r"gave ndarray on row 7 of sums \(group 5, sample 1\)"),
         (lambda completions: [1.0, "1"], r"gave str on row 7 of sums \(group 5, sample 1\)"),
         (lambda completions: [slow(0.0, []), 1.0], r"gave coroutine on row 7 of sums \(group 5, sample 0\)"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,15 @@ def test_the_own_scorer_of_a_task_judges_what_stands_in_the_answer_tag() -> None
     )
     assert [score.value for score in scores] == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert [score.reason for score in scores] == ["", "no <answer> tag", "no answer", "no answer", "wrong"]
+
+
+def test_of_several_answer_tags_the_last_that_is_closed_counts_and_finding_it_is_quick() -> None:
+    reward = TaskReward("task", lambda p, answer: float(answer == p.gold))
+    texts = ("<answer>5<answer>4</answer>", "<answer>4</answer><answer>5", "</answer>4<answer>", "<think><answer>4</answer></think>5")
+    assert [score.value for score in reward.score([prompt()] * 4, samples(*texts))] == [1.0, 1.0, 0.0, 0.0]
+    start = time.perf_counter()
+    reward.score([prompt()], samples("<answer>" * 100_000))
+    assert time.perf_counter() - start < 2.0
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,10 @@ HOSTILE = [
     rf"\boxed{{{NESTED}}}",
     "\\boxed{" + "{" * 3000,
     r"\boxed{" + "a" * 1_000_000 + "}",
-    r"\boxed{__import__('os').system('touch PWNED')}",
+    r"\boxed{1\frac{①}{2}}",
+    r"\boxed{(\sqrt{\pi^{1400}+1}-\pi^{700})\pi^{700}}",
+    r"\boxed{\lfloor\pi^{10^{7}}\rfloor}",
+    r"\boxed{\sum_{n=1}^{10^{12}}n}",
     "().__class__.__base__.__subclasses__()",
     "\\boxed{" + "((x+1)(" * 12 + "1" + "))" * 12 + "}",
     "\\boxed{" + "1/" * 900 + "3}",
@@ -75,6 +78,9 @@ def samples(*texts: str, group: int = 5) -> list[Trajectory]:
         (r"\boxed{5} no wait \boxed{7}", "7"),
         (r"\fbox{7}", "7"),
         (r"\boxed 7.", "7"),
+        (r"\boxed 12,345 it is", "12,345"),
+        (r"\(\boxed 7\)", "7"),
+        (r"\boxed{**7**}", "7"),
         (r"\boxed{\boxed{7}}", "7"),
         ("437 + 2*234 = 905 ... Final Answer: **73**", "73"),
         ("Final Answer: __73__", "73"),
@@ -87,6 +93,13 @@ def samples(*texts: str, group: int = 5) -> list[Trajectory]:
         ("working\n\n#### 18", "18"),
         ("5!", "5!"),
         ("first\n\\frac12\n", r"\frac12"),
+        ("The final answer is:\n\n\\[\n7\n\\]", "7"),
+        ("The answer is 7. I hope it is correct.", "7"),
+        ("The answer is 3.5 apples. Yes.", "3.5 apples"),
+        ("Answer: 0.333...", "0.333..."),
+        ("最终答案是 **7**。因为 3+4=7", "7"),
+        ("<think>first \\boxed{5}</think>then \\boxed{7}", "7"),
+        ("first \\boxed{5}</think>so it is 7", "so it is 7"),
     ],
 )
 def test_the_answer_is_the_last_box_else_what_follows_the_last_answer_is_else_the_last_line(text: str, answer: str) -> None:
@@ -101,6 +114,10 @@ def test_the_answer_is_the_last_box_else_what_follows_the_last_answer_is_else_th
         (r"\boxed{7} and then \boxed{}", "empty box"),
         (r"\boxed{7} and then \boxed{  }", "empty box"),
         (r"\boxed", "empty box"),
+        (r"\boxed 2\sqrt{7}", "empty box"),
+        (r"\boxed 1,7", "empty box"),
+        (r"<think>it may be \boxed{7}", "no answer"),
+        (r"<think>it may be \boxed{7}</think>", "no answer"),
         ("", "no answer"),
         (" \n", "no answer"),
         ("**", "no answer"),
@@ -120,6 +137,7 @@ def test_with_a_marker_only_the_line_after_its_last_occurrence_is_searched() -> 
     assert extract("\\boxed{5}\nA: \\boxed{7}\nmore 9", kind="math", marker="A:") == "7"
     assert extract("A: $x=3$.\n\\boxed{5}", kind="math", marker="A:") == "x=3"
     assert maths_answer(r"\boxed{5}", "A:").reason == "no marker"
+    assert extract("<think>A: 5</think>A: 7", kind="math", marker="A:") == "7"
 
 
 # --- what is equal
@@ -130,12 +148,12 @@ SAME = {
     "scientific": [("1e-9", "10^{-9}"), (r"1.5\times 10^3", "1500"), ("2^{10}", "1024"), ("2^10", "1024"), ("0.\\overline{3}", "1/3")],
     "roots and powers": [(r"\sqrt{50}", r"5\sqrt2"), ("sqrt(2)/2", r"\frac{1}{\sqrt{2}}"), (r"\sqrt[3]{8}", "2"), ("√12", r"2\sqrt{3}")],
     "functions": [(r"\log_2 8", "3"), (r"\cos 60^\circ", r"\frac12"), (r"\sin^2 x+\cos^2 x", "1"), (r"\ln x^2", r"2\ln x"), ("log(100)", "2")],
-    "counting": [(r"\binom{5}{2}", "10"), ("5!", "120"), (r"\lfloor 7/2\rfloor", "3")],
+    "counting": [(r"{5 \choose 2}", "10"), (r"\binom{5}{2}", "10"), ("5!", "120"), (r"\lfloor 7/2\rfloor", "3")],
     "polynomials": [("x^2+2x+1", "(x+1)^2"), ("x(x+1)", "x^2+x"), ("2(3)", "6"), ("1/2x", r"\frac{x}{2}"), (r"\frac{x^2-1}{x-1}", "x+1"), ("ab", "ba")],
     "absolute values": [(r"\sqrt{x^2}", "|x|"), ("|x-1|", "|1-x|"), ("||x|-1|", "|1-|x||")],
     "complex": [("3+4i", "4i+3"), ("i^2", "-1"), (r"e^{i\pi}", "-1")],
     "units": [("36", r"36\text{ cm}"), ("36 cm", r"36\mathrm{cm}"), ("36 square meters", r"36\text{ m}^2"), (r"5\text{ m}", "5 m"), ("5 apples", "5"), (r"90^\circ", "90"), (r"\$32", "32 dollars"), (r"3\sqrt{2}\text{ units}", r"3\sqrt 2"), ("2516_8", "2516")],
-    "lists and sets": [("1,2", "2,1"), ("1,2", r"\{2, 1\}"), (r"\{1,1,2\}", r"\{1,2\}"), (r"12 \text{ and } 13", "13, 12"), (r"\pm 2", "2,-2"), (r"1\pm\sqrt3", r"1+\sqrt3, 1-\sqrt3"), (r"\emptyset", r"\{\}")],
+    "lists and sets": [("1,2", "2,1"), ("1,2", r"\{2, 1\}"), (r"\{1,1,2\}", r"\{1,2\}"), (r"\{1,2\}", r"\{2,1\}"), (r"12 \text{ and } 13", "13, 12"), (r"\pm 2", "2,-2"), (r"1\pm\sqrt3", r"1+\sqrt3, 1-\sqrt3"), (r"\emptyset", r"\{\}")],
     "tuples": [("(1,2)", "( 1, 2 )"), ("(1,234)", "(1, 234)"), (r"\langle 1,2\rangle", "(1,2)"), (r"\left(\frac12, 3\right)", "(0.5,3)"), ("1:2:3", "1 : 2 : 3"), ("3:4", "6:8")],
     "conditions": [(r"x\geq 3 \text{ and } x\leq 5", "[3,5]"), (r"\{x \mid x>2\}", r"(2,\infty)"), (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt5, 1-\sqrt5")],
     "intervals": [("(0, 12.5)", "0 < x < 12.5"), ("x>3", r"(3,\infty)"), ("3<x", "x>3"), (r"x \in [1,2)", "[1,2)"), (r"(-\infty,1)\cup(2,\infty)", "x<1 or x>2"), (r"(2,\infty)\cup(-\infty,1)", r"(-\infty,1)\cup(2,\infty)"), (r"(-\infty,\infty)", r"\mathbb{R}")],
@@ -150,6 +168,23 @@ SAME = {
     "mixed numbers": [("-1 1/2", "-1.5"), ("2 3/4", r"\frac{11}{4}"), (r"-3\frac12", "-3.5"), (r"5\frac{10}{2}", "25")],
     "plus-minus": [(r"(3, \pm 2)", "(3,2), (3,-2)"), (r"(\pm 1, \pm 2)", "(1,2), (-1,-2)"), (r"(1\pm 2)", "3, -1"), (r"x=\pm 2", "x=2 or x=-2"), (r"\pm 0", "0"), (r"\langle 0,\pm1\rangle", "(0,1),(0,-1)")],
     "one element": [(r"\{2\}", "2"), ("2,2", "2")],
+    "choices": [(r"\textbf{(C)}\ 12", "C"), (r"\textbf{(C)}\ 12", "12"), (r"\text{(C) }12", "(C) 12"), ("(C)", r"\mathrm{(C)}\ 12"), (r"\textbf{(D) }\frac12", "0.5"), ("(A) and (B)", "B, A"), ("C. 12", "C"), ("C) 12", "12"), (r"\text{C) }12", "C"), ("C)", "C")],
+    "times": [("12:00", "12:00"), (r"\text{6:00 a.m.}", "6:00 AM"), ("3:30 p.m.", r"3:30\text{ PM}"), ("3:30 pm", "3:30"), ("3:05", "03:05"), ("3 to 4", "3:4")],
+    "words of scale": [("5 million", "5000000"), (r"\$2.5\text{ million}", "2,500,000"), ("2 dozen", "24"), ("1.5 x 10^3", "1500")],
+    "bases": [(r"\text{A58}_{16}", "A58_{16}"), ("1010_2", "1010_{2}")],
+    "named": [(r"\angle ABC = 45^\circ", "45"), ("AB = 5", "5"), ("f(3) = 9", "9"), ("total cost = 5", "5"), (r"S=\pi r^2=4\pi", r"4\pi"), ("x=y=2", "x=2, y=2")],
+    "systems": [(r"\begin{cases}x=1\\y=2\end{cases}", "x=1, y=2"), (r"\left\{\begin{array}{l}x=1\\y=2\end{array}\right.", "y=2, x=1"), (r"\begin{aligned}x&=1\\y&=2\end{aligned}", "x=1,y=2")],
+    "holes": [(r"\mathbb{R}\setminus\{2\}", r"x\ne 2"), (r"\mathbb{R} - \{\frac12\}", r"(-\infty,0.5)\cup(0.5,\infty)"), (r"x\ne 2", r"(-\infty,2)\cup(2,\infty)"), (r"x\neq 2", r"x<2\text{ or }x>2")],
+    "real roots": [(r"\sqrt[3]{-8}", "-2"), (r"\sqrt[3]{-5}", r"-\sqrt[3]{5}"), (r"\sqrt[3]{2+\sqrt5}+\sqrt[3]{2-\sqrt5}", "1"), ("(-8)^{2/3}", "4")],
+    "repeating": [(r"0.\dot{3}", "1/3"), (r"0.\dot{1}4285\dot{7}", r"\frac17"), (r"0.1\dot6", r"\frac16")],
+    "plain powers": [("2^0.5", r"\sqrt{2}"), ("x_10", "x_{10}"), (r"\log_10 100", "2"), (r"\log_2 128", "7"), ("√2.5", r"\sqrt{5/2}")],
+    "the number e": [("2e-1", "2e - 1"), ("2e-1", "0.2"), (r"\mathrm{e}^{2}", "e^2"), ("2.0e-1", "0.2")],
+    "names of functions": [(r"\lg 100", "2"), (r"\operatorname{tg} x", r"\tan x"), (r"\operatorname{arctg} 1", r"\frac{\pi}{4}")],
+    "text": [("5 feet 11 inches", "5 Feet 11 inches"), ("June 5", "june 5"), ("是", "是"), ("3个", "3"), (r"3\text{ 米}", "3米"), ("φ", r"\phi")],
+    "families": [(r"x = 2k\pi, k \in \mathbb{Z}", r"2k\pi"), (r"2k\pi \quad (k\in\mathbb{Z})", r"2k\pi, k\in\mathbb{Z}")],
+    "rates": [(r"25 \mathrm{~m}/\mathrm{s}", "25 m/s"), (r"5\text{ m/s}", "5 m/s"), (r"9.8\text{ m/s}^2", "9.8 m/s^2"), ("60 mph", "60 miles per hour"), ("5 cups of flour", "5 cups")],
+    "nothing but rounding": [(r"\sqrt2+\sqrt3", r"\sqrt{5+2\sqrt6}"), (r"\sqrt2+\sqrt3-\sqrt{5+2\sqrt6}", "0"), (r"\pi^{400}(\sqrt2+\sqrt3)", r"\pi^{400}\sqrt{5+2\sqrt6}")],
+    "arrays": [(r"\left(\begin{array}{cc}1&2\\3&4\end{array}\right)", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}")],
     "sides": [("3", "x=3"), ("3=x", "x=3"), ("x-2=0", "x=2"), ("x+y=3", "2x+2y=6"), ("x^2+y^2=4", "x^2+y^2-4=0")],
 }  # fmt: skip
 DIFFERENT = {
@@ -163,6 +198,16 @@ DIFFERENT = {
     "decimal commas": [("3,14", "3.14"), ("0,5", "0.5"), ("1.234,56", "1234.56"), ("1,23", "123")],
     "plus-minus": [(r"(3,\pm 2)", "(3,2,-2)"), (r"(1\pm 2)", "(3,-1)"), (r"(\pm 1,\pm 2)", "(1,-2),(-1,2)")],
     "percent": [("50", "0.5"), (r"50\%", "5"), (r"50\%", r"0.5\%")],
+    "ill-conditioned": [(r"(\sqrt{\pi^{1400}+1}-\pi^{700})\pi^{700}", gold) for gold in ("5", r"\sqrt2", r"\frac{\pi}{2}", "x+5", "0")] + [(r"(\sqrt{x^{1400}+1}-x^{700})x^{700}", "x+5")],
+    "choices": [(r"\textbf{(C)}\ 12", r"\textbf{(C)}\ 13"), (r"\textbf{(C)}\ 12", r"\textbf{(D)}\ 12"), ("(C) 12", "D"), ("(C) 12", "13"), ("x=1, y=2", "2, 1")],
+    "times": [("3:30", "1:10"), ("3:30 p.m.", "3:30 a.m."), ("12:00", "12"), ("3:05", "3:50")],
+    "bases": [("AB_{16}", "BA_{16}"), ("1A_{16}", "A1_{16}"), ("AB_{16}", "AB_{12}"), ("A_1", "A_2"), ("A_1", "A")],
+    "words among numbers": [("5 feet 11 inches", "11 feet 5 inches"), ("5 ft 11 in", "11 ft 5 in"), ("2 hours 30 minutes", "30 hours 2 minutes"), ("5 to 7", "7 to 5")],
+    "words of the number": [("5 squared", "5"), ("5 million", "5"), ("3 thirds", "3"), (r"\frac43\pi abc", r"\frac43\pi"), ("3 xyz", "3")],
+    "chains": [("x=y=2", "x=2")],
+    "holes": [(r"x\ne 2", r"(-\infty,3)\cup(3,\infty)"), (r"x\ne 2", r"y<2\text{ or }y>2"), (r"x\ne 2", "2")],
+    "plain powers": [("2^0.5", "0.5"), ("x_10", "0"), ("√2.5", r"0.5\sqrt2")],
+    "percent and units": [(r"5\%", r"5^\circ"), (r"5\%", r"\$5"), (r"5\%", r"5\text{ cm}")],
     "signs": [("5", "-5"), ("x=5", "x=-5"), ("(1,-2)", "(1,2)")],
 }  # fmt: skip
 
@@ -215,6 +260,20 @@ def test_the_percent_flag_decides_only_between_a_rate_and_its_bare_number() -> N
         "]1,2[",
         "7\x00",
         "7\ud800",
+        r"\sqrt12",
+        "sqrt 12",
+        "0.333...",
+        "1, 2, ...",
+        "x+1=y+2=3",
+        "x=2=y",
+        "(A) (B)",
+        r"\textbf{(A)} B, B",
+        "(A) (B) (C) (D)",
+        r"\begin{cases}x&x>0\\-x&x<0\end{cases}",
+        r"\begin{vmatrix}1&2\\3&4\end{vmatrix}",
+        r"1\frac{①}{2}",
+        r"5\text{ or more}",
+        "3万",
     ],
 )
 def test_what_has_no_single_reading_is_refused(text: str) -> None:
@@ -272,6 +331,11 @@ JUDGED = [
     ("10^{400}", r"\boxed{1e400}", 1),
     ("0", r"\boxed{1e-400}", 0),
     ("7", r"\boxed{7}, no: \fbox{8}", 0),
+    ("7", r"<think>\boxed{5}</think>It is \boxed{7}.", 1),
+    ("5", r"<think>\boxed{5}</think>It is 7.", 0),
+    ("5", r"<think>\boxed{5}", 0),
+    ("0.333", "Answer: 0.333...", 0),
+    ("2", r"\boxed 2\sqrt{3}", 0),
     (r"\sqrt{2}", r"\boxed{1.414214}", 0),
 ]
 
@@ -361,7 +425,8 @@ def test_64_hostile_answers_cost_their_deadlines_and_the_next_batch_is_right(tmp
     monkeypatch.chdir(tmp_path)
     BENCH.start()
     deadline, workers = 0.2, 2
-    texts = [*(HOSTILE * 5)[:60], r"\boxed{\frac{1}{2}}", r"\boxed{0.5}", r"\boxed{1}", ""]
+    code = rf"\boxed{{__import__('os').system('touch {tmp_path}/PWNED')}}"  # wherever the verifiers were started
+    texts = [code, *(HOSTILE * 5)[:59], r"\boxed{\frac{1}{2}}", r"\boxed{0.5}", r"\boxed{1}", ""]
     start = time.monotonic()
     scores = MathVerifier(timeout_s=deadline, bench=BENCH).scores([(r"\frac12", text) for text in texts])
     assert time.monotonic() - start < deadline * len(texts) / workers + 2

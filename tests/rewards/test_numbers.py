@@ -51,6 +51,15 @@ def values(text: str) -> list[Fraction | None]:
         ("½ cup", [Fraction(1, 2)]),
         ("5½", [Fraction(11, 2)]),
         ("-2¾ m", [Fraction(-11, 4)]),
+        ("1{,}234{,}567", [1234567]),
+        (r"12\,345", [12345]),
+        (r"3,\!000", [3000]),
+        (r"5\,\text{cm}", [5]),
+        ("１８．５", [Fraction(37, 2)]),
+        ("5 million people", [5000000]),
+        ("$2.5 billion", [2500000000]),
+        (r"\frac{1}{2} million", [500000]),
+        ("2 thousand-dollar bills", [2]),
     ],
 )
 def test_a_number_is_read_in_its_usual_notations(text: str, expected: list[Fraction]) -> None:
@@ -81,7 +90,7 @@ def test_digits_inside_a_name_or_an_exponent_are_no_numbers(text: str) -> None:
     assert values(text) == []
 
 
-@pytest.mark.parametrize("text", ["10^5", "10²", "10⁻³", "10^½", "1/0", "1e99999", "9" * (LONGEST + 1)])
+@pytest.mark.parametrize("text", ["10^5", "10 ^ 5", "10²", "10⁻³", "10^½", "1/0", "1e99999", "9" * (LONGEST + 1)])
 def test_a_number_whose_value_is_not_read_is_found_without_a_value(text: str) -> None:
     assert values(text) == [None]
     assert not equal(find_numbers(text)[0], find_numbers(text)[0])

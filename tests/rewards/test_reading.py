@@ -49,6 +49,7 @@ PIECES = [
     ),
     *(r"\\", r"\langle", r"\rangle", r"^\circ", r"\%", r"\$", r"\approx", r"\overline{3}", r"\mathbb{R}", r"\emptyset", r"\ne", r"\foo"),
     *("and", "or", "cm", "sqrt", "½", "²", "√", "−", "π", "≤", "∞", "°", "{,}", r"\,", "1e5", "\n", "percent", "square", "meters"),
+    *("①", "٣", "个", " feet ", " to ", "million", "(C) ", r"\textbf{(C)} ", "12:00", "_{16}", "..", "é"),
 ]
 Made = tuple[str, sympy.Expr, int]
 """A spelling, its value, and how tightly it binds (9 = never needs brackets)."""
@@ -69,6 +70,11 @@ def make(dice: random.Random, depth: int) -> Made:
         lambda a, b: (f"{at(a, 9)}^{dice.choice(['2', '{2}', '(2)'])}", a[1] ** 2, 5),
         lambda a, b: (f"-{at(a, 3)}", -a[1], 2),
         lambda a, b: (dice.choice([r"\sqrt{%s}", "sqrt(%s)"]) % a[0], sympy.sqrt(a[1]), 9),
+        lambda a, b: (dice.choice([r"\ln(%s)", "ln(%s)", r"\ln\left(%s\right)"]) % a[0], sympy.log(a[1]), 9),
+        lambda a, b: (dice.choice([r"\log_2(%s)", r"\log_{2}(%s)"]) % a[0], sympy.log(a[1], 2), 9),
+        lambda a, b: (dice.choice([r"|%s|", r"\left|%s\right|"]) % a[0], sympy.Abs(a[1]), 9),
+        lambda a, b: (f"{at(a, 9)}^{dice.choice(['0.5', '{0.5}', '{1/2}'])}", sympy.sqrt(a[1]), 5),
+        lambda a, b: (dice.choice(["e^{%s}", r"\exp(%s)", r"\mathrm{e}^{%s}"]) % a[0], sympy.exp(a[1]), 5),
         lambda a, b: (dice.choice([r"\sin(%s)", r"\sin\left(%s\right)", "sin(%s)"]) % a[0], sympy.sin(a[1]), 9),
     ]
     return dice.choice(kinds)(make(dice, depth - 1), make(dice, depth - 1))
@@ -81,7 +87,7 @@ def at(made: Made, binding: int) -> str:
 def test_every_spelling_of_a_random_expression_has_the_value_that_it_says() -> None:
     dice = random.Random(3)
     compared = 0
-    while compared < 150:
+    while compared < 200:
         spelling, value, _ = make(dice, dice.randint(1, 3))
         try:
             wanted = complex(value.subs(POINT).evalf())
@@ -112,6 +118,20 @@ def test_comparing_is_symmetric_whatever_the_two_answers_are() -> None:
     dice = random.Random(7)
     corpus = ["(1,2)", "1,2", r"\{1,2\}", "x=2", "2x=4", "0<x<2", "(0,2)", "[0,2)", "x>1", r"5\text{ m}", "5 m", "5", r"5\%", "0.05", "x+1"]
     corpus += ["f(x)+1", r"\pm 1", "1,-1", "east", "C", "(C)", r"\emptyset", "2:4:6", "y=x+1", "2x+1>3", r"\sqrt{x^2}", "|x|", "i", "x,y"]
+    corpus += [
+        r"\textbf{(C)} 12",
+        "C 12",
+        "12:00",
+        "12:00 pm",
+        "1:10",
+        "2e-1",
+        "2e - 1",
+        "0.2",
+        "5 million",
+        "AB_{16}",
+        "x=y=2",
+        "5 feet 2 inches",
+    ]
     compared = equal = 0
     for _ in range(300):
         pair = [_mutated(dice, dice.choice(corpus)) for _ in range(2)]
@@ -144,7 +164,13 @@ def _mutated(dice: random.Random, text: str) -> str:
         ("20%", "20", "", True),
         ("20 percent", "20", "", True),
         ("12 apples", "12", "apple", False),
-        ("60 miles per hour", "60", "miles per hour", False),
+        ("60 miles per hour", "60", "mi/h", False),
+        (r"5\text{ m/s}^2", "5", "m/s^2", False),
+        ("3个", "3", "个", False),
+        ("5 squared", "5 squared", "", False),
+        (r"\pi abc", r"\pi abc", "", False),
+        ("1A_{16}", r"\overline{1A}", "base 16", False),
+        ("A_1", "A_1", "", False),
         ("2ab", "2ab", "", False),
         ("2x + 4xy", "2x + 4xy", "", False),
         ("101_2", "101", "base 2", False),

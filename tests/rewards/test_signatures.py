@@ -49,6 +49,8 @@ def test_verl_gets_one_answer_with_its_gold_and_the_row_by_keyword() -> None:
     assert seen[1] == {"data_source": "sums", "solution_str": "5", "ground_truth": "4", "extra_info": {"level": 3}}
     values(compute_score, "verl", "4", row=prompt(data_source="openai/gsm8k", extra_info={"split": "train"}))
     assert (seen[-1]["data_source"], seen[-1]["extra_info"]) == ("openai/gsm8k", {"split": "train"})
+    values(compute_score, "verl", "4", row=prompt(extra_info=None))
+    assert seen[-1]["extra_info"] == {"level": 3, "extra_info": None}, "a null is no information"
     for empty in ("", None):
         values(compute_score, "verl", "4", row=prompt(data_source=empty))
         assert seen[-1]["data_source"] == "sums", "a column without a value is no source"
@@ -106,6 +108,14 @@ def test_areal_gets_one_answer_by_position_with_ids_and_the_row_by_keyword() -> 
 
     assert values(reward_fn, "areal", "4", "55") == [1.0, 0.0]
     assert seen == {"level": 3, "prompt": "2+2?", "prompt_ids": [0, 1, 2], "completion_ids": [0, 1]}
+
+
+def test_areal_gets_the_messages_of_a_conversational_row() -> None:
+    def reward_fn(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float:
+        return float(data["messages"] == [{"role": "user", "content": "2+2?"}])
+
+    row = Prompt(9, 7, IDS, "2+2?", "4", {"level": 3}, "sums", ({"role": "user", "content": "2+2?"},))
+    assert values(reward_fn, "areal", "4", row=row) == [1.0]
 
 
 # --- what goes wrong

@@ -45,10 +45,11 @@ def questions(task: RowTask) -> list[str]:
 def test_a_byte_order_mark_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b", "answer": 1}\r\n\n  \n{"prompt": "c", "answer": "2"}\n')
+    path.write_bytes(path.read_bytes() + b'\xef\xbb\xbf{"prompt": "of another file", "answer": 3}')
     task = read(path)
-    assert questions(task) == ["a\u2028b", "c"]
+    assert questions(task) == ["a\u2028b", "c", "of another file"]
     assert [task.prompt(i).gold for i in range(2)] == ["1", "2"]
-    assert [task.prompt(i).row for i in range(2)] == [0, 1]
+    assert [task.prompt(i).row for i in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,9 @@ def test_a_byte_order_mark_and_blank_lines_are_skipped(tmp_path: Path) -> None:
         ({"prompt": "b", "answer": None}, "line 2, column 'answer': missing"),
         ({"prompt": "b", "answer": True}, "line 2, column 'answer': bool instead of text or a number"),
         ({"prompt": "b", "answer": ["2"]}, "line 2, column 'answer': list instead of text or a number"),
+        ('{"prompt": "b", "answer": NaN}', "line 2, column 'answer': nan is no answer"),
+        ('{"prompt": "b", "answer": 1e400}', "line 2, column 'answer': inf is no answer"),
+        ({"prompt": '[{"role": "user", "content": "b"}]', "answer": "2"}, "line 2, column 'prompt': messages written as text"),
     ],
 )
 def test_a_bad_row_is_refused_by_name_or_skipped_and_counted(tmp_path: Path, bad: Any, reason: str) -> None:
@@ -210,6 +214,27 @@ def test_a_gold_that_is_a_number_is_the_decimal_that_was_written_whatever_its_wi
     table = pa.table({"prompt": ["a", "b", "c"], "answer": pa.array(np.array([0.1, 12.5, 18], kind.to_pandas_dtype()), kind)})
     for path in (parquet(tmp_path, table), saved(tmp_path / "set", table)):
         assert [read(path).prompt(i).gold for i in range(3)] == ["0.1", "12.5", "18.0"]
+    nested = [{"ground_truth": value, "list": [1.5]} for value in (0.1, None)]
+    struct = pa.struct([("ground_truth", kind), ("list", pa.list_(kind))])
+    path = parquet(tmp_path, pa.table({"prompt": ["a", "b"], "reward_model": pa.array(nested, struct)}))
+    task = read(path, gold_column="reward_model.ground_truth", bad_rows="skip")
+    assert [task.prompt(i).gold for i in range(len(task))] == ["0.1"]
+    assert task.prompt(0).columns["reward_model"]["list"] == [1.5]
+
+
+def test_a_column_that_stands_twice_is_refused_since_either_may_be_meant(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["1"]), pa.array(["2"])], ["prompt", "answer", "answer"])
+    for path in (parquet(tmp_path, table), saved(tmp_path / "set", table)):
+        with pytest.raises(DataError, match="'answer' is the name of more than one column"):
+            read(path)
+
+
+def test_times_that_python_lacks_are_text_and_other_values_that_it_lacks_are_named(tmp_path: Path) -> None:
+    columns = {"prompt": ["a"], "answer": ["1"], "made": pa.array([1], pa.timestamp("ns"))}
+    assert read(parquet(tmp_path, pa.table(columns))).prompt(0).columns["made"] == "1970-01-01 00:00:00.000000001"
+    columns["took"] = pa.array([1], pa.duration("ns"))
+    with pytest.raises(DataError, match=r"data.parquet: column 'took' \(duration\[ns\]\)"):
+        read(parquet(tmp_path, pa.table(columns)))
 
 
 def test_a_cell_of_twenty_megabytes_is_read(tmp_path: Path) -> None:
@@ -277,6 +302,41 @@ def test_what_is_no_single_saved_dataset_is_refused_with_what_to_do(tmp_path: Pa
     ):
         with pytest.raises(DataError, match=re.escape(message)):
             read(path)
+
+
+# --- directories of files
+
+
+def test_a_directory_with_the_parts_of_a_table_is_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for part in (1, 0):
+        table = pa.table({"prompt": [f"{part}{i}" for i in range(3)], "answer": ["1"] * 3})
+        pq.write_table(table, tmp_path / f"train-{part:05d}-of-00002.parquet")
+    (tmp_path / "README.md").write_text("not a part")
+    task = read(tmp_path)
+    assert questions(task) == ["00", "01", "02", "10", "11", "12"]
+    assert [task.prompt(i).row for i in range(6)] == list(range(6))
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    for part in range(2):
+        (lines / f"{part}.jsonl").write_text(json.dumps({"prompt": f"p{part}", "answer": 1}))
+    assert questions(read(lines)) == ["p0", "p1"]
+
+
+def test_a_directory_with_several_tables_is_refused_by_their_names(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00001", "test-00000-of-00001"):
+        pq.write_table(pa.table({"prompt": ["a"], "answer": ["1"]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"holds several tables \(test.parquet, train.parquet\); name a file"):
+        read(tmp_path)
+
+
+def test_a_part_that_lacks_a_column_or_holds_a_bad_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a-0.jsonl").write_text(json.dumps({"prompt": "p", "answer": 1}))
+    (tmp_path / "a-1.jsonl").write_text(json.dumps({"prompt": "", "answer": 1}))
+    with pytest.raises(DataError, match=r"a-1.jsonl line 1, column 'prompt': empty"):
+        read(tmp_path)
+    (tmp_path / "a-1.jsonl").write_text(json.dumps({"question": "p", "answer": 1}))
+    with pytest.raises(DataError, match=r"a-1.jsonl: no column 'prompt'"):
+        read(tmp_path)
 
 
 def test_windows_line_ends_and_a_missing_last_one_change_nothing(tmp_path: Path) -> None:

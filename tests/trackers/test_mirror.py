@@ -13,6 +13,7 @@ import pytest
 
 from paceline.ports.data import Tracker
 from paceline.trackers.jsonl import JsonlTracker
+from paceline.trackers.link import GIVEN_UP
 from paceline.trackers.mirror import Mirror
 from paceline.trackers.names import named
 
@@ -73,6 +74,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_rows_arrive_once_in_order_with_step_and_lineage(tmp_path: Path) -> None:
+    GIVEN_UP.clear()
     service = Service()
     run = Run(tmp_path, service)
     run.log(("update", 203), ("eval", 200), ("update", 204))
@@ -83,6 +85,7 @@ def test_rows_arrive_once_in_order_with_step_and_lineage(tmp_path: Path) -> None
         ("update", 204, {"update/step": 204, "update/lineage": 1, "update/x": 102}),
     ]
     assert (service.closed, run.said) == (1, [])
+    assert not GIVEN_UP.is_set()
 
 
 def test_as_many_rows_are_accepted_as_were_sent_however_the_axes_interleave(tmp_path: Path) -> None:
@@ -175,6 +178,27 @@ def test_a_row_that_the_service_never_takes_is_counted_and_those_behind_it_are_s
     assert run.said[1].startswith("service: 1 rows were refused since the start of the run")
 
 
+def test_a_row_is_sent_once_although_its_position_cannot_be_kept(tmp_path: Path) -> None:
+    """As on a disk that is full for a while."""
+    service, keep = Service(), tmp_path / "service.json"
+    run = Run(tmp_path, service)
+
+    def _block(axis: str, step: int) -> None:
+        if step == 2 and keep.is_file():
+            keep.unlink()
+            keep.mkdir()
+
+    service.fails = _block
+    run.log(*(("update", step) for step in range(1, 5)))
+    until(lambda: len(service.rows) == 4)
+    keep.rmdir()
+    run.log(("update", 5))
+    run.close()
+    assert [step for _, step, _ in service.rows] == [1, 2, 3, 4, 5]
+    assert "service.json" in run.said[0]
+    assert json.loads(keep.read_text())["sent"] == (tmp_path / "metrics.jsonl").stat().st_size
+
+
 def test_a_service_that_hangs_delays_the_run_by_no_more_than_its_deadline(tmp_path: Path) -> None:
     service, release = Service(), threading.Event()
 
@@ -182,9 +206,11 @@ def test_a_service_that_hangs_delays_the_run_by_no_more_than_its_deadline(tmp_pa
         release.wait(60)
 
     service.fails = _hang
+    GIVEN_UP.clear()
     run = Run(tmp_path, service, close_s=0.05)
     run.log(*(("update", step) for step in range(1, 4)))
     run.close()
+    assert GIVEN_UP.is_set(), "so that the process does not wait for it at its exit either"
     assert run.said == [f"service: 3 rows are not sent; they are in {tmp_path / 'metrics.jsonl'}, and a resume sends them"]
     release.set()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
-from paceline.config.checks import training_tasks
+from paceline.config.inspect import task_sections
 from paceline.config.schema import Config, TaskConfig
 from paceline.rewards import load_judge
 from paceline.tasks.render import Tokenizer
@@ -18,6 +18,17 @@ VERIFIERS = ("math", "numeric", "exact")
 """Kinds of rewards that compare with the gold."""
 EVAL_ORDER = 0
 """Seed of the order in which an evaluation's problems are taken."""
+
+
+@contextmanager
+def placed(section: str) -> Iterator[None]:
+    """Errors about a task name keys as those of `[task]`; say so where it is another section that they are of."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        if section == "task":
+            raise
+        raise type(error)(f"{error}\n(this task is [{section}]: its keys begin with {section}.)") from error
 
 
 class DataBody:
@@ -57,13 +68,16 @@ class DataBody:
         """Arguments of the RowTask of every training task, and the evaluation's problems; empty where not asked for."""
         settings = self._config.eval
         needed = evaluation or (training and settings.hold_out)
-        problems = self._problems(settings.task) if needed and settings.task is not None else ()
+        tasks = task_sections(self._config)
+        judged = tasks.pop("eval.task", None)
+        problems = self._problems(judged) if needed and judged is not None else ()
         held_out = {problem.text for problem in problems} if settings.hold_out else set()
-        rows = [self._rows(task, held_out) for task in training_tasks(self._config)] if training else []
+        rows = [self._rows(section, task, held_out) for section, task in tasks.items()] if training else []
         return rows, problems if evaluation else ()
 
-    def _rows(self, config: TaskConfig, held_out: set[str]) -> dict[str, Any]:
-        task = self._task(config, self._config.run.seed).excluding(held_out)
+    def _rows(self, section: str, config: TaskConfig, held_out: set[str]) -> dict[str, Any]:
+        with placed(section):
+            task = self._task(config, self._config.run.seed).excluding(held_out)
         return {
             "prompts": task.every_row(),
             "seed": self._config.run.seed,
@@ -74,7 +88,8 @@ class DataBody:
 
     def _problems(self, config: TaskConfig) -> tuple[Prompt, ...]:
         """The same problems whatever the run's seed, so that runs can be compared."""
-        task = self._task(config, EVAL_ORDER)
+        with placed("eval.task"):
+            task = self._task(config, EVAL_ORDER)
         return tuple(task.prompt(position) for position in range(min(self._config.eval.problems, len(task))))
 
     def _task(self, config: TaskConfig, seed: int) -> RowTask:

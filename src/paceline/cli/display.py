@@ -12,6 +12,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, cast
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -146,8 +147,10 @@ class Lines:
 class Panel:
     """Phase, bar, reward curve, the last update's values and the last notices, redrawn in place."""
 
-    def __init__(self, out: Console) -> None:
+    def __init__(self, out: Console, err: Console) -> None:
+        """err: gets the notices as well, where it is not the screen."""
         self.history = History()
+        self._out, self._err = out, None if err.file.isatty() else err
         self._began = time.monotonic()
         self._evaluation = ""
         self._live = Live(console=out, get_renderable=self.render, refresh_per_second=4)
@@ -161,21 +164,24 @@ class Panel:
 
     def __call__(self, progress: Progress) -> None:
         """Take it in; the panel redraws itself four times a second."""
+        if progress.message and self._err is not None:
+            plain(self._err, progress.message)
         line = self.history.feed(progress)
         if line.startswith("evaluation"):
             self._evaluation = line
 
     def render(self) -> RenderableType:
         """The panel as it stands."""
-        seen, now = self.history, self.history.now
+        seen, now, width = self.history, self.history.now, self._out.width
         head = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=max(now.total, 1), completed=now.update, width=40)
+        bar = ProgressBar(total=max(now.total, 1), completed=now.update, width=max(8, min(40, width - 36)))
         elapsed = time.monotonic() - self._began
         head.add_row(Text(now.phase or "start", style="bold"), bar, f"{now.update}/{now.total}", f"{elapsed:.0f} s")
         parts: list[RenderableType] = [head]
         if seen.rewards:
             low, high = min(seen.rewards), max(seen.rewards)
-            parts.append(Text(f"reward {sparkline(seen.rewards)} {number(seen.rewards[-1])} ({number(low)} to {number(high)})"))
+            ends = f"{number(seen.rewards[-1])} ({number(low)} to {number(high)})"
+            parts.append(Text(f"reward {sparkline(seen.rewards, max(8, min(60, width - len(ends) - 9)))} {ends}"))
         if seen.row:
             parts.append(_row(seen.row))
         if self._evaluation:
@@ -184,11 +190,10 @@ class Panel:
         return Group(*parts)
 
 
-def _row(metrics: Mapping[str, float]) -> Table:
+def _row(metrics: Mapping[str, float]) -> Columns:
+    """Names and values in as many columns as the screen is wide for; none is broken."""
     shown = [(head, number(metrics[name])) for name, head in COLUMNS.items() if name in metrics]
-    table = Table(*(head for head, _ in shown), box=None, padding=(0, 1), header_style="dim")
-    table.add_row(*(value for _, value in shown))
-    return table
+    return Columns([Text.assemble((head, "dim"), " ", value, no_wrap=True) for head, value in shown], padding=(0, 2))
 
 
 def plain(console: Console, text: str) -> None:
@@ -234,5 +239,5 @@ def screen(stream: IO[str] | None) -> Console:
 
 
 def display(out: Console, err: Console) -> Display:
-    """A live panel if `out` is a terminal, else lines."""
-    return Panel(out) if out.is_terminal else Lines(out, err)
+    """A live panel if `out` is a terminal that can be redrawn, else lines: also where a pipe is only told to be coloured (FORCE_COLOR)."""
+    return Panel(out, err) if out.is_interactive and out.file.isatty() else Lines(out, err)

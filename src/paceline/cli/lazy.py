@@ -23,6 +23,9 @@ class Wire(Protocol):
     def evaluate(self, config: Config, model: str, *, on_progress: OnProgress) -> EvalResult:
         """Score a model, or the last model of a run, on `eval.task`."""
 
+    def export(self, config: Config, step: int | None, directory: Path | None) -> tuple[Path, Path]:
+        """Write the weights of a checkpoint as a Hugging Face directory; checkpoint and directory."""
+
     def audit(self, run_dir: Path) -> AuditReport:
         """Check the rules over a run's ledger."""
 

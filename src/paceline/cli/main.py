@@ -6,28 +6,31 @@ Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 int
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline import __version__
-from paceline.cli.display import display, screen
+from paceline.cli.display import display, plain, screen
 from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
-from paceline.config.checks import warnings
+from paceline.config.checks import ensure_scorable, warnings
 from paceline.config.faults import refuse
-from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows
+from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows, task_sections
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
 from paceline.timeline.range import Range
+from paceline.trackers.link import GIVEN_UP
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
 
 app = typer.Typer(
@@ -79,7 +82,10 @@ def train(
 
 @app.command()
 def plan(words: _Words = None, set_: _Set = None) -> None:
-    """Print what a configuration amounts to: the same as train --dry-run."""
+    """Print what a configuration amounts to.
+
+    The same as train --dry-run.
+    """
     with _told():
         _print_plan(_load(words, set_))
 
@@ -91,12 +97,14 @@ def evaluate(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: the run's own config.toml.")] = None,
     set_: _Set = None,
 ) -> None:
-    """Score a model on eval.task: greedy, sampled and pass@k."""
+    """Score a model on eval.task.
+
+    Greedy, sampled and pass@k, with 95 % intervals.
+    """
     with _told():
         settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
         _present(settings)
-        if settings.eval.task is None:
-            raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
+        ensure_scorable(settings)
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)
@@ -104,8 +112,29 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="New directory to write; default: model-step-N in RUN.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="The checkpoint after this update; default: the newest.")] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face directory.
+
+    What a run trained to its end lies in RUN/model already.
+    """
+    with _told():
+        if not (run / "config.toml").is_file():
+            raise ConfigError(f"{run}: is no run directory, it holds no config.toml")
+        checkpoint, model = wire().export(load(run / "config.toml", [f"run.dir={run}"]), step, output)
+        typer.echo(f"model: {model} (the weights of {checkpoint})")
+        typer.echo(f"score it: paceline eval {shlex.quote(str(model))} --config {shlex.quote(str(run / 'config.toml'))}")
+
+
+@app.command()
 def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Check the rules of a run over its ledger: exactly once, whole groups, pinned, bounded, publish."""
+    """Check the rules of a run over its ledger.
+
+    Exactly once, whole groups, pinned versions, bounded staleness, publishes; and that its events give its decisions again.
+    """
     with _told():
         if not (run / "ledger.sqlite").is_file():
             raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
@@ -124,11 +153,13 @@ def draw(
     ] = None,
     end: Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="Leave out what began after.")] = None,
 ) -> None:
-    """Draw a run from its ledger: a trace for ui.perfetto.dev, or one SVG; and say what its time went into."""
+    """Draw a run, and say what its time went into.
+
+    From the ledger, as a trace for ui.perfetto.dev or as one SVG.
+    """
     with _told():
         only = Range(-math.inf if start is None else start, math.inf if end is None else end)
-        for line in timeline(run, output, form, lineage, only):
-            typer.echo(line)
+        _say(timeline(run, output, form, lineage, only))
 
 
 @app.command()
@@ -137,20 +168,31 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: report.html in RUN.")] = None,
     samples: Annotated[int, typer.Option("--samples", min=0, help="Trajectories that are shown at most.")] = 240,
 ) -> None:
-    """Write one offline page of a run: curves, timeline, waiting and its causes, samples, configuration, audit."""
+    """Write one offline page of a run.
+
+    Curves, timeline, waiting and its causes, samples, configuration, audit.
+    """
     with _told():
-        for line in reports().report(run, output, samples):
-            typer.echo(line)
+        _say(reports().report(run, output, samples))
 
 
 @app.command()
 def doctor(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Say what a live or dead run waits for, and what went wrong. Exit code 0: nothing needs you; 1: something does; 2: no run is there."""
+    """Say what a run waits for, and what went wrong.
+
+    Of a live or a dead run. Exit code 0: nothing needs you; 1: something does; 2: no run is there.
+    """
     with _told():
         lines, healthy = reports().doctor(run)
-        for line in lines:
-            typer.echo(line)
+        _say(lines)
         raise typer.Exit(DONE if healthy else FAILED)
+
+
+def _say(lines: Sequence[str]) -> None:
+    """Lines to standard output, whatever characters they hold and however early its reader leaves."""
+    out = screen(sys.stdout)
+    for line in lines:
+        plain(out, line)
 
 
 def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
@@ -191,10 +233,8 @@ def _print_plan(config: Config) -> None:
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140
-    rows = [task_rows(task, key) for key, task in (("task", config.task), *((f"mix.{i}", task) for i, task in enumerate(config.mix)))]
-    known = [count for count in rows if count is not None]
-    total = sum(known) if len(known) == len(rows) else None
-    console.print(plan_text(make_plan(config, total, _shape(config), rows)))
+    rows = [task_rows(task, section) for section, task in task_sections(config).items() if section != "eval.task"]
+    console.print(plan_text(make_plan(config, rows, _shape(config))))
 
 
 def _shape(config: Config) -> ModelShape | None:
@@ -230,12 +270,21 @@ def _told() -> Iterator[None]:
     except (PacelineError, OSError) as error:  # also no permission, no such file: the error names it
         raise _failed(error) from error
     except KeyboardInterrupt as error:
+        typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
 
 
 def main() -> None:
     """Entry point of the `paceline` command."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if GIVEN_UP.is_set() and isinstance(end.code, int):  # W&B's exit handler waits for its uploads, for days
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, AttributeError):
+                    stream.flush()
+            os._exit(end.code)
+        raise
 
 
 if __name__ == "__main__":

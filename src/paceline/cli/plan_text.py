@@ -31,6 +31,7 @@ def _counts(plan: Plan) -> Table:
     if plan.rounds is not None:
         table.add_row("rounds", f"{plan.rounds:,}", f"of {s.groups_per_round} groups under one version")
     table.add_row("publishes", f"{plan.publishes:,}", "version 0, the starting weights, included")
+    table.add_row("checkpoints", *_checkpoints(s))
     table.add_row("prompts per epoch", _at_most(plan.rows), "before duplicates and bad rows are removed")
     for name, groups in plan.groups_by_task:
         table.add_row(f"prompts of {name}", f"~ {groups:,}", "its share of the run")
@@ -91,6 +92,13 @@ def _training(s: Schedule) -> tuple[str, str]:
         return f"from {s.groups_per_dispatch}", "trainable groups on"
     whole = s.groups_per_round if traits(s).rounds else s.groups_per_publish
     return f"from {whole}", "trainable groups on, all until the next publish"
+
+
+def _checkpoints(s: Schedule) -> tuple[str, str]:
+    """How much a crash leaves to be made again."""
+    if s.checkpoint_every:
+        return f"every {s.checkpoint_every}", "updates (at the publish after), and at the end"
+    return "one", "at the end: a crash begins at the start"
 
 
 _UNFINISHED = {

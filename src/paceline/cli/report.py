@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.durable import whole
-from paceline.report.doctor import SHOWN, Diagnosis, Owed, diagnose, duration
+from paceline.report.doctor import SHOWN, Diagnosis, debt, diagnose
 from paceline.report.gather import gather
 from paceline.report.page import default_output, render
-from paceline.report.troubles import named
 from paceline.types.errors import ConfigError
 
 
@@ -21,7 +20,7 @@ def report(run: Path, output: Path | None, samples: int) -> list[str]:
     gathered = gather(run, samples)
     text = render(gathered)
     with whole(output) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="replace")  # a name or an error message may hold half a character
     shown = f"{len(gathered.samples.samples):,} of {gathered.samples.count:,} trajectories"
     return [f"{gathered.name} {gathered.diagnosis.headline}", f"report: {output} ({len(text) / 1e6:.2f} MB, {shown}; opens offline)"]
 
@@ -40,6 +39,8 @@ def lines(run: Path, diagnosis: Diagnosis) -> Iterator[str]:
     for finding in diagnosis.findings:
         yield f"{finding.level}: {finding.what}"
         yield from (f"  {line}" for line in finding.details[:SHOWN])
+        if len(finding.details) > SHOWN:
+            yield f"  and {len(finding.details) - SHOWN} more"
         if finding.advice:
             yield f"  -> {finding.advice}"
     if diagnosis.notices:
@@ -54,17 +55,6 @@ def _waiting(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"  trainer: {diagnosis.trainer}"
     if diagnosis.owed:
         yield "waits for" if live else "waited for, when the records end"
-        yield from (f"  {_debt(owed, live)}" for owed in diagnosis.owed[:SHOWN])
+        yield from (f"  {debt(owed, live)}" for owed in diagnosis.owed[:SHOWN])
     if len(diagnosis.owed) > SHOWN:
         yield f"  and {len(diagnosis.owed) - SHOWN} more"
-
-
-KEYS = {"materialize": "reward.timeout_s", "dispatch": "pool.train_timeout_s"}
-"""Keys of the configuration that deadlines follow from; all others from pool.answer_timeout_s."""
-
-
-def _debt(owed: Owed, live: bool) -> str:
-    what = named(owed.what)
-    due = f"due in {duration(owed.left)}" if owed.left >= 0 else f"OVERDUE by {duration(-owed.left)}"
-    key = KEYS.get(owed.kind, "pool.answer_timeout_s")
-    return f"{owed.owner}: {what}, for {duration(owed.since)}" + (f"; {due} ({key})" if live or owed.left < 0 else "")

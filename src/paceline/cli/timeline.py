@@ -40,6 +40,8 @@ def timeline(run: Path, output: Path | None, form: Format | None, lineage: int |
     output = output or run / ("timeline.svg" if form is Format.SVG else "timeline.json")
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
+    if only.start >= only.end:
+        raise ConfigError(f"--from {only.start:g} --to {only.end:g}: nothing lies between them")
     with closing(LedgerReader(ledger)) as reader:
         chosen = _chosen(reader, ledger, lineage)
         told = _Telling(reader, chosen, only)
@@ -136,4 +138,6 @@ def _file(path: Path) -> Iterator[TextIO]:
 
 
 def _opened(path: Path, compressed: bool) -> TextIO:
-    return cast(TextIO, gzip.open(path, "wt", encoding="utf-8") if compressed else path.open("w", encoding="utf-8"))
+    if compressed:
+        return cast(TextIO, gzip.open(path, "wt", encoding="utf-8", errors="replace"))
+    return path.open("w", encoding="utf-8", errors="replace")  # a name or an error message may hold half a character

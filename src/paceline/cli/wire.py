@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, ensure_scorable, reward_name, task_name, training_tasks
+from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
-from paceline.config.schema import Config, TaskConfig
+from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
 from paceline.core.evaluation import summarize
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
@@ -32,12 +33,13 @@ from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, RunDir, read_origin, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
 from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
+from paceline.trackers.jsonl import updates
 from paceline.transports.files import FileStore
 from paceline.types.errors import ConfigError
 from paceline.types.progress import Progress
@@ -61,6 +63,7 @@ def train(
     DataError, ModelError or CheckpointError for what the user can mend, another PacelineError when the run failed, and
     KeyboardInterrupt when a signal came before anything was decided.
     """
+    ensure(config)  # it may have been built in Python
     tracking.require(config)
     rundir = RunDir(Path(config.run.dir))
     rundir.open(resume=resume)
@@ -73,15 +76,37 @@ def train(
 
 
 def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda progress: None) -> EvalResult:
-    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer."""
-    if config.eval.task is None:
-        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
+    """Score a model directory, a packaged model or the exported model of a run directory on `eval.task`: one engine, no trainer.
+
+    Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
+    """
+    ensure_scorable(config)
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
     path, label = (str(run.model), _exported(run, on_progress)) if run.ledger.is_file() else (model, model)
     chosen = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     return asyncio.run(_evaluate(chosen, label, on_progress))
+
+
+def export(config: Config, step: int | None, directory: Path | None) -> tuple[Path, Path]:
+    """Write the weights of a checkpoint of the run in `config.run.dir` as a Hugging Face directory, which must be new.
+
+    step: the update after which it was written; None = the newest. directory: by default `model-step-N` in the run directory. Returns
+    checkpoint and directory. Raises ConfigError for what is not there, CheckpointError for what cannot be read, StorageError for what
+    cannot be written.
+    """
+    if _emulates(config):
+        raise ConfigError("rollout.engine = emulated: such a run has no weights")
+    rundir = RunDir(Path(config.run.dir))
+    checkpoint = _checkpoint(rundir, step)
+    target = directory or rundir.root / f"model-{checkpoint.name}"
+    if target.exists():
+        raise ConfigError(f"{target}: exists already; choose another directory with --output")
+    info = read_resume(checkpoint)
+    asyncio.run(_export(config, checkpoint, target))
+    write_durably(target / ORIGIN, json.dumps(asdict(Origin(info.lineage, info.update))).encode())
+    return checkpoint, target
 
 
 def audit(run_dir: Path) -> AuditReport:
@@ -136,6 +161,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             trackers=trackers_of(lineage.id, lambda text: session.recorder.notice(text)),
             on_progress=notices.beside(on_progress),
         )
+        session.recorder.recall(updates(rundir.metrics, lineage.resume.update))
         return session
 
     with Ledger(rundir.ledger) as ledger:
@@ -163,6 +189,28 @@ def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[st
     lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
     if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
         lives.tell(problems)
+
+
+def _checkpoint(run: RunDir, step: int | None) -> Path:
+    wanted = run.latest_checkpoint() if step is None else run.checkpoints / f"step-{step}"
+    if wanted is None or not wanted.is_dir():
+        present = sorted(path.name for path in run.checkpoints.glob("step-*"))
+        which = "it has no complete checkpoint" if step is None else f"it has no step-{step}"
+        raise ConfigError(f"{run.root}: {which} (complete: {', '.join(present) or 'none'}; run.checkpoint_every writes them)")
+    return wanted
+
+
+async def _export(config: Config, checkpoint: Path, directory: Path) -> None:
+    """By a trainer that restores and writes, as at the end of a run; loss and optimizer do not matter to it."""
+    plain = config.model_copy(update={"algorithm": AlgorithmConfig(), "trainer": TrainerConfig()})
+    pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s)
+    seat = Seat(pool, _trainer_spec(plain), config.pool.answer_timeout_s)
+    try:
+        await seat.fill(lambda report: None, lambda reason: None)
+        await seat.call("restore", str(checkpoint))
+        await seat.call("export", str(directory))
+    finally:
+        await seat.stop(1.0)
 
 
 async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:
@@ -284,12 +332,19 @@ def _eval_plan(config: Config, data: Data) -> EvalPlan:
     )
 
 
-def _counted(task: RowTask | Mixture) -> list[str]:
-    """Rows of every task and what became of the others, in words."""
+REASONS = 2
+"""Rows left out whose reasons are told; a panel shows three notices."""
+
+
+def _counted(task: RowTask | Mixture) -> Iterator[str]:
+    """Rows of every task, what became of the others, and why the first of these were left out, in words."""
     if isinstance(task, RowTask):
-        return [f"task: {_rows_in_words(task)}"]
-    shares = zip(task.tasks.items(), task.shares, strict=True)
-    return [f"task {name}: {share / len(task):.1%} of the prompts; {_rows_in_words(part)}" for (name, part), share in shares]
+        yield f"task: {_rows_in_words(task)}"
+        yield from (f"left out: {reason}" for reason in task.skipped[:REASONS])
+        return
+    for (name, part), share in zip(task.tasks.items(), task.shares, strict=True):
+        yield f"task {name}: {share / len(task):.1%} of the prompts; {_rows_in_words(part)}"
+        yield from (f"left out of {name}: {reason}" for reason in part.skipped[:REASONS])
 
 
 def _rows_in_words(task: RowTask) -> str:
@@ -316,10 +371,6 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
-def _every_task(config: Config) -> list[TaskConfig]:
-    return [*training_tasks(config), *([config.eval.task] if config.eval.task else [])]
-
-
 def _emulates(config: Config) -> bool:
     return config.rollout.engine == "emulated"
 
@@ -338,7 +389,8 @@ def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
         "verifiers": config.pool.verifiers,
     }
-    generators = {task_name(t): {"name": t.name, "parameters": t.parameters} for t in _every_task(config) if t.kind == "reasoning_gym"}
+    tasks = [task for task in task_sections(config).values() if task.kind == "reasoning_gym"]
+    generators = {task_name(task): {"name": task.name, "parameters": task.parameters} for task in tasks}
     if generators:
         arguments |= {"scorer": "paceline.tasks.gym:scorers", "scorer_arguments": {"tasks": generators}}
     return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
@@ -407,12 +459,13 @@ def trainer_body(config: Config) -> WorkerBody:
 def data_body(config: Config) -> WorkerBody:
     """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
     from paceline.cli.contents import contents
-    from paceline.cli.data import DataBody
+    from paceline.cli.data import DataBody, placed
     from paceline.tasks.files import check_columns
 
-    for task in _every_task(config):
+    for section, task in task_sections(config).items():
         if task.kind == "file":
-            check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
+            with placed(section):
+                check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
     if _emulates(config):
         from paceline.tasks.synthetic import SyntheticTokenizer
 

@@ -22,6 +22,7 @@ from paceline.config.schema import (
     TrainerConfig,
 )
 from paceline.config.section import Section
+from paceline.types.errors import ConfigError
 
 
 def reward_name(reward: RewardConfig) -> str:
@@ -268,6 +269,14 @@ def ensure(config: Config) -> Config:
     if faults := check(config):
         raise refuse(faults, "the configuration")
     return config
+
+
+def ensure_scorable(config: Config) -> None:
+    """Raises ConfigError where a model cannot be scored with a configuration: its engine pretends, or no problems are named."""
+    if _emulated(config):
+        raise ConfigError("rollout.engine = emulated: its answers are pretended and its trainer has no weights: there is nothing to score")
+    if config.eval.task is None:
+        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
 
 
 def warnings(config: Config) -> list[Fault]:

@@ -93,10 +93,14 @@ def missing_files(config: Config) -> list[Fault]:
     return [Fault(((key, show(file)),), "no such file") for key, file in named.items() if not Path(file).exists()]
 
 
+def task_sections(config: Config) -> dict[str, TaskConfig]:
+    """Every task by where it stands: `task`, `mix.0` and so on, `eval.task`."""
+    mix = {f"mix.{index}": task for index, task in enumerate(config.mix)}
+    return {"task": config.task, **mix, **({} if config.eval.task is None else {"eval.task": config.eval.task})}
+
+
 def _task_files(config: Config) -> dict[str, str]:
-    mix = {f"mix.{index}.path": task for index, task in enumerate(config.mix)}
-    tasks = {"task.path": config.task, **mix, "eval.task.path": config.eval.task}
-    return {key: task.path for key, task in tasks.items() if task is not None and task.kind == "file"}
+    return {f"{section}.path": task.path for section, task in task_sections(config).items() if task.kind == "file"}
 
 
 def _reward_files(config: Config) -> dict[str, str]:

@@ -5,6 +5,7 @@ A *group* is one prompt with its `group_size` samples. Updates count groups: U g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -134,28 +135,48 @@ def reward_deadline(config: Config) -> tuple[float, float]:
     return calls + (maths + VERIFIER_GRACE_S if maths else 0.0), maths / config.pool.verifiers
 
 
+TOKEN_S = 0.25
+"""Seconds that a token may take: a trajectory that needs longer is overdue, however many tokens it may have."""
+
+
 def _deadlines(config: Config) -> tuple[tuple[str, float], ...]:
-    """Waits on workers are due with the worker's answer."""
-    rewards, per_answer = reward_deadline(config)
-    own = {"dispatch": config.pool.train_timeout_s, "materialize": rewards + per_answer * config.schedule.group_size}
-    return tuple((dict.fromkeys(DEADLINES, config.pool.answer_timeout_s) | own).items())
+    """Waits on workers are due with the worker's answer; those for what decodes leave time for every token besides."""
+    answer, (rewards, per_answer) = config.pool.answer_timeout_s, reward_deadline(config)
+    judging = rewards + per_answer * config.schedule.group_size
+    own = {
+        "dispatch": config.pool.train_timeout_s,
+        "materialize": judging,
+        "admit": answer + _decoding(config, 1),
+        "evaluate": answer + _decoding(config, config.eval.problems * (config.eval.samples + config.eval.greedy)),
+        "groups": answer + judging + _decoding(config, _period(config.schedule) * config.schedule.group_size),
+    }
+    return tuple((dict.fromkeys(DEADLINES, answer) | own).items())
+
+
+def _decoding(config: Config, samples: int) -> float:
+    """Seconds that so many samples may decode for: in waves, as many at a time as there are slots."""
+    waves = math.ceil(samples / (config.rollout.instances * config.rollout.slots))
+    return waves * config.rollout.max_tokens * TOKEN_S
 
 
 def _by_task(config: Config, groups: int, rows: Sequence[int | None]) -> tuple[tuple[str, int], ...]:
     tasks = training_tasks(config)
-    weights = [task.weight if task.weight is not None else count for task, count in zip(tasks, rows, strict=False)]
+    weights = [task.weight if task.weight is not None else count for task, count in zip(tasks, rows, strict=True)]
     known = [weight for weight in weights if weight is not None]
     if not config.mix or len(known) < len(tasks):
         return ()
     return tuple((task_name(task), round(groups * weight / sum(known))) for task, weight in zip(tasks, known, strict=True))
 
 
-def plan(config: Config, rows: int | None, shape: ModelShape | None, by_task: Sequence[int | None] = ()) -> Plan:
-    """Counts, token limits and memory of a run. `rows` = prompts per epoch, None = unknown; `shape` None leaves the memory out.
+def _all_rows(by_task: Sequence[int | None]) -> int | None:
+    known = [count for count in by_task if count is not None]
+    return sum(known) if len(known) == len(by_task) else None
 
-    by_task: rows of each task of a mixture.
-    """
+
+def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None) -> Plan:
+    """Counts, token limits and memory of a run. by_task: rows of each training task, None = unknown; `shape` None leaves the memory out."""
     fixed = schedule(config)
+    rows = _all_rows(by_task)
     groups = fixed.total_updates * fixed.groups_per_update
     if rows is not None and config.run.epochs is not None:
         groups = min(groups, config.run.epochs * rows)

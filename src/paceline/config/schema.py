@@ -236,9 +236,10 @@ class PoolConfig(Section):
     """Worker processes."""
 
     rollout_threads: int = Field(default=0, ge=0)
-    """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them; half for run.deterministic."""
+    """Threads per engine process; 0 = all cores for serial (phases take turns), else half of them, shared out among the instances; half
+    for run.deterministic."""
     trainer_threads: int = Field(default=0, ge=0)
-    """Threads of the trainer; 0 as above."""
+    """Threads of the trainer; 0 = all cores for serial, else half of them; half for run.deterministic."""
     rollout_cores: Ids = ()
     """Cores to pin engines to (shared out among the instances); empty = no pinning."""
     trainer_cores: Ids = ()

@@ -144,7 +144,7 @@ TASK: list[Rule[TaskConfig]] = [
     *only("name parameters seed", lambda t: t.kind == "reasoning_gym", "it belongs to the kind reasoning_gym"),
     *only("size", lambda t: t.kind != "file", "it belongs to the kinds reasoning_gym and synthetic"),
     *only("path prompt_column gold_column gold_pattern bad_rows", lambda t: t.kind == "file", "it belongs to the kind file"),
-    *only("system template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
+    *only("template_arguments", lambda t: t.template == "chat", "it belongs to the template chat"),
     Rule(
         "synthetic_has_no_text",
         ("kind", "system", "suffix", "template", "template_arguments"),
@@ -298,6 +298,13 @@ TRACKING: list[Rule[TrackingConfig]] = [
     *only("project name", lambda t: bool({*t.kinds} - {"tensorboard"}), "no kind that has projects is among tracking.kinds"),
     *only("offline", lambda t: "wandb" in t.kinds, "it belongs to the kind wandb"),
     *only("mlflow_server", lambda t: "mlflow" in t.kinds, "it belongs to the kind mlflow"),
+    Rule(
+        "no_password_in_the_address",
+        ("kinds",),
+        "tracking.mlflow_server holds a user name or password, and a configuration is kept in the run directory, shown in reports and sent "
+        "to services: give them as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        lambda t: re.search("//[^/]*@", t.mlflow_server or "") is not None,
+    ),
     Rule("kinds_once", ("kinds",), "each kind once: a second one would write every row twice", lambda t: len({*t.kinds}) < len(t.kinds)),
 ]
 """Rules about [tracking] alone."""

@@ -24,7 +24,8 @@ class TaskConfig(Section):
     seed: int = 1
     """reasoning_gym: seed of the generator."""
     path: str = ""
-    """file: JSONL or Parquet file, or a directory that `datasets` wrote with save_to_disk; relative to the working directory."""
+    """file: JSONL or Parquet file, a directory with the parts of one, or one that `datasets` wrote with save_to_disk; relative to the
+    working directory."""
     prompt_column: str = "prompt"
     """file: column with the question (text) or the messages (list of role/content)."""
     gold_column: str | None = None
@@ -32,7 +33,7 @@ class TaskConfig(Section):
     gold_pattern: str | None = None
     """file: regular expression; its last match's group 1 in the gold column is the gold (GSM8K: `####\\s*(.+)`)."""
     system: str | None = None
-    """System message put before the question; unset = the template's own default."""
+    """System message put before the question (plain: a text before it); unset = the template's own default (plain: none)."""
     suffix: str = ""
     """Text appended to the question."""
     template: Literal["chat", "plain"] = "chat"

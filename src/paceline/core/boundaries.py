@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from paceline.core.admission import Admission
 from paceline.core.commands import Checkpoint, Dispatch, Note, Publish, Stop
-from paceline.core.frontier import Meter, choose
+from paceline.core.frontier import Meter, decide
 from paceline.core.intake import Intake
 from paceline.core.loading import Loading
 from paceline.core.placement import Placement
-from paceline.core.schedule import AUTO, Resume
+from paceline.core.schedule import AUTO, Resume, next_due
 from paceline.core.state import Machinery
 from paceline.core.training import Training
 
@@ -36,7 +36,7 @@ class Boundaries:
         self._loading = loading
         self._placement = placement
         self._every = shared.schedule.checkpoint_every
-        self._next = (shared.update // self._every + 1) * self._every if self._every else 0
+        self._next = next_due(self._every, shared.update)
         self._due = False
         self._saved: Content | None = None
         """What the last checkpoint holds; a resumed run starts from one."""
@@ -88,29 +88,24 @@ class Boundaries:
             self._leave(f"{m.update} updates are done" if done else f"the data ended after {m.update} updates")
 
     def _open_round(self) -> None:
-        m, s = self._m, self._m.schedule
+        frontier = self._m.schedule.frontier
         self._intake.open_round()
-        if s.frontier != AUTO:
-            self._admission.frontier = s.frontier
-            return
-        slots = sum(i.info.slots for i in m.fleet.instances.values())
+        self._admission.frontier = self._choose_frontier() if frontier == AUTO else frontier
+
+    def _choose_frontier(self) -> int | None:
+        """The frontier of the round that begins, by the rounds before; told in a Note."""
+        m, instances = self._m, self._m.fleet.instances
         self.meter.new_round()
-        load = self.meter.load(s, slots, len(m.fleet.instances))
-        frontier, said = None, "unlimited, nothing is measured yet"
-        if load is not None:
-            frontier, seconds, fifo = choose(load)
-            cost = (
-                f"{load.decode.base:.3g} s + {load.decode.per_sequence:.3g} s per sequence, training {load.group_seconds:.3g} s per group"
-            )
-            said = f"F = {frontier}, {seconds:.3g} s by the lengths of the last {len(load.rounds)} rounds (fifo {fifo:.3g} s), steps {cost}"
-        self._admission.frontier = frontier
-        m.out.tell(Note(m.out.next_id(), f"frontier of round {self._intake.rounds}: {said}"))
+        load = self.meter.load(m.schedule, sum(i.info.slots for i in instances.values()), len(instances))
+        frontier, message = decide(load, self._intake.rounds)
+        m.out.tell(Note(m.out.next_id(), message))
+        return frontier
 
     def published(self) -> None:
         """A version is available: is a checkpoint due here?"""
         if self._every and self._m.update >= self._next:
             self._due = True
-            self._next = (self._m.update // self._every + 1) * self._every
+            self._next = next_due(self._every, self._m.update)
 
     def _content(self) -> Content:
         m = self._m

@@ -6,7 +6,7 @@ The runtime and the simulator perform commands; they never decide. Two runs are 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.schedule import Resume
 from paceline.types.weights import Unfinished
@@ -210,3 +210,19 @@ Command = (
     | Note
     | Stop
 )
+
+ANSWERED: dict[type[Any], str] = {
+    Admit: "admit",
+    Materialize: "materialize",
+    Dispatch: "dispatch",
+    Publish: "publish",
+    LoadWeights: "load",
+    Evaluate: "evaluate",
+    Checkpoint: "checkpoint",
+    RequestPrompts: "prompts",
+    Migrate: "migrate",
+    Abort: "abort",
+}
+"""Commands whose answer is waited for, and the kind under which `Schedule.deadlines` bounds that wait."""
+FLEET, GROUPS = "instances", "groups"
+"""Kinds of waits that no single command stands for: for any instance at all, and the trainer's for groups."""

@@ -21,7 +21,6 @@ MOST = 1024
 """Trajectories that are gone through: of a larger round every so many groups stand for all."""
 SPREAD = 0.05
 """A step's cost is fitted once the observed numbers of sequences deviate by this share of their mean."""
-_CHOSEN = re.compile(r"frontier of round \d+: F = (\d+)")
 LEAST = 0.05
 """Share of the mean step that is taken to be its base at least: without one, a few sequences would look as fast as many."""
 
@@ -118,10 +117,24 @@ def choose(load: Load) -> tuple[int, float, float]:
     return chosen, seconds[chosen], seconds[load.groups_per_round]
 
 
+_TOLD = re.compile(r"frontier of round \d+: F = (\d+)")
+
+
+def decide(load: Load | None, opened: int) -> tuple[int | None, str]:
+    """F of round number `opened` (None = unlimited: without a load nothing is measured yet), and the message of the Note that tells it."""
+    about = f"frontier of round {opened}"
+    if load is None:
+        return None, f"{about}: unlimited, nothing is measured yet"
+    chosen, seconds, fifo = choose(load)
+    spent = f"{seconds:.3g} s by the lengths of the last {len(load.rounds)} rounds (fifo {fifo:.3g} s)"
+    steps = f"{load.decode.base:.3g} s + {load.decode.per_sequence:.3g} s per sequence"
+    return chosen, f"{about}: F = {chosen}, {spent}, steps {steps}, training {load.group_seconds:.3g} s per group"
+
+
 def noted(message: str) -> int | None:
-    """The F that a `Note` of the machine tells for the round that begins; None = unlimited."""
-    chosen = _CHOSEN.match(message)
-    return int(chosen[1]) if chosen else None
+    """The F that such a message tells; None = unlimited."""
+    told = _TOLD.match(message)
+    return int(told[1]) if told else None
 
 
 class Meter:

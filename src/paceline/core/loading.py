@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.core.commands import Evaluate, LoadWeights
 from paceline.core.events import WeightsLive
 from paceline.core.records import Instance
+from paceline.core.schedule import next_due
 from paceline.core.state import Machinery
 from paceline.types.weights import Unfinished
 
@@ -14,8 +15,8 @@ class Loading:
 
     def __init__(self, shared: Machinery) -> None:
         self._m = shared
-        every = shared.schedule.evaluate_every
-        self._next = 0 if not shared.update else (shared.update // every + 1) * every if every else 0
+        # A new run is evaluated at version 0, so that there is something to compare with.
+        self._next = next_due(shared.schedule.evaluate_every, shared.update) if shared.update else 0
         self.due = False
         """An evaluation of the newest available version is wanted."""
         self.evaluated = -1
@@ -37,7 +38,7 @@ class Loading:
         every = self._m.schedule.evaluate_every
         if every and (self._m.update >= self._next or final):
             self.due = True
-            self._next = (self._m.update // every + 1) * every
+            self._next = next_due(every, self._m.update)
 
     def evaluate_last(self) -> bool:
         """The run is over: True once the newest version has been evaluated, or no evaluation is wanted at all."""

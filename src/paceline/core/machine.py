@@ -221,13 +221,9 @@ class Machine:
             self._placement.settle(instance)
 
     def _on_evaluated(self, event: ev.Evaluated) -> None:
-        if self._m.out.close(Evaluate, event.command) is None:
-            return
-        if self._m.traits.balanced:
-            self._placement.rebalance()
-        else:
-            self._loading.load_all()
-        self._progress()
+        if self._m.out.close(Evaluate, event.command) is not None:
+            self._placement.load()
+            self._progress()
 
     def _on_checkpoint(self, event: ev.CheckpointDone) -> None:
         if self._m.out.close(Checkpoint, event.command) is not None:
@@ -250,10 +246,7 @@ class Machine:
         self._loading.forget(instance)
         self._serving.displaced(instance)
         self._m.fleet.lost(instance)
-        if self._m.traits.balanced:
-            self._placement.rebalance()
-        else:
-            self._loading.load_all()  # the last that served a version has gone, and with it the evaluation that others waited for
+        self._placement.load()  # it may have been the last that served a version, and with it goes the evaluation that others waited for
 
     def _on_idle(self, event: ev.InstanceIdle) -> None:
         instance = self._m.fleet.instances.get(event.instance)

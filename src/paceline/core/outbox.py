@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from paceline.core.commands import (
+    ANSWERED,
+    FLEET,
+    GROUPS,
     Abort,
     Admit,
     Checkpoint,
@@ -25,31 +28,12 @@ from paceline.core.commands import (
 DEFAULT_SECONDS = 600.0
 """Deadline of a kind of wait that the schedule does not name."""
 
-KINDS: dict[type[Any], str] = {
-    Admit: "admit",
-    Materialize: "materialize",
-    Dispatch: "dispatch",
-    Publish: "publish",
-    LoadWeights: "load",
-    Evaluate: "evaluate",
-    Checkpoint: "checkpoint",
-    RequestPrompts: "prompts",
-    Migrate: "migrate",
-    Abort: "abort",
-}
-"""Commands that are answered, and the name under which the schedule gives their deadline."""
-
-FLEET = "instances"
-"""The wait for any instance at all."""
-GROUPS = "groups"
-"""The trainer's wait for groups."""
-
 C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something the machine waits for: who owes it, what it is, since when, and when it is named in a Warn (next)."""
+    """Something the machine waits for: who owes it, what it is, since when, and when it is named in a Warn (next); seconds on its clock."""
 
     kind: str
     owner: str
@@ -90,9 +74,9 @@ class Outbox:
         self.now = 0.0
         self.own_seconds = {name: given.get(name, DEFAULT_SECONDS) for name in (FLEET, GROUPS)}
         """Deadlines of the waits that no single command stands for."""
-        self._seconds = {kind: given.get(name, DEFAULT_SECONDS) for kind, name in KINDS.items()}
+        self._seconds = {kind: given.get(name, DEFAULT_SECONDS) for kind, name in ANSWERED.items()}
         # One dict per kind: its deadline is a constant and time never runs backwards, so insertion order is order of deadline.
-        self._open: dict[type[Any], dict[int, tuple[Any, float, float]]] = {kind: {} for kind in KINDS}
+        self._open: dict[type[Any], dict[int, tuple[Any, float, float]]] = {kind: {} for kind in ANSWERED}
         self._sent: list[Command] = []
         self._last = 0
 
@@ -155,7 +139,7 @@ class Outbox:
         for kind, entries in self._open.items():
             for command, since, due in entries.values():
                 owner, what = owner_and_name(command)
-                yield Wait(KINDS[kind], owner, what, since, due, command.id)
+                yield Wait(ANSWERED[kind], owner, what, since, due, command.id)
 
     def name_overdue(self) -> None:
         """Send one Warn for every open command whose deadline passed, and set its next deadline."""
@@ -170,4 +154,4 @@ class Outbox:
                 command, since, _ = entries.pop(key)
                 entries[key] = (command, since, now + self._seconds[kind])
                 owner, what = owner_and_name(command)
-                self.warn(f"{KINDS[kind]}: {owner} has owed {what} for {now - since:.1f} s")
+                self.warn(f"{ANSWERED[kind]}: {owner} has owed {what} for {now - since:.1f} s")

@@ -60,10 +60,15 @@ class Placement:
     def arrived(self) -> None:
         """A version is available: serve it."""
         self._paused = False
+        if not self._m.traits.balanced:
+            self.all_to(self._m.versions.available)
+        self.load()
+
+    def load(self) -> None:
+        """Something that held loads back is over: load what may be loaded, shared out anew where versions live side by side."""
         if self._m.traits.balanced:
             self.rebalance()
         else:
-            self.all_to(self._m.versions.available)
             self._loading.load_all()
 
     def rebalance(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.core.outbox import FLEET, GROUPS, KINDS
+from paceline.core.commands import ANSWERED, FLEET, GROUPS
 from paceline.core.schedule import Schedule
 from paceline.types.errors import ConfigError
 from paceline.types.weights import InstanceInfo
 
-DEADLINES = (*KINDS.values(), FLEET, GROUPS)
+DEADLINES = (*ANSWERED.values(), FLEET, GROUPS)
 """Kinds of waits that a schedule can give a deadline."""
 
 

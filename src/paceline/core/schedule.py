@@ -65,8 +65,7 @@ class Schedule:
     high_kv_use: float = 0.9
     """Multiversion: share of KV capacity above which an instance is relieved."""
     deadlines: tuple[tuple[str, float], ...] = ()
-    """(kind, seconds): a wait of this kind (admit, abort, materialize, dispatch, publish, load, migrate, evaluate, checkpoint, prompts,
-    instances, groups) that lasts longer is named in a Warn; 600 s for kinds not given."""
+    """(kind, seconds): a wait of this kind (`presets.DEADLINES`) that lasts longer is named in a Warn; 600 s for kinds not given."""
 
     @property
     def bound(self) -> int:
@@ -87,3 +86,8 @@ class Resume:
     version: int = 0
     pending: tuple[int, ...] = ()
     next_index: int = 0
+
+
+def next_due(every: int, updates: int) -> int:
+    """When something that comes every so many updates is due after this many: the next multiple of `every`; 0 when it never comes."""
+    return (updates // every + 1) * every if every else 0

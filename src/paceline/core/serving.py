@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from paceline.core.commands import Abort, Admit, Materialize, Terminal
 from paceline.core.events import GroupMaterialized, TrajectoryFailed, TrajectoryFinished
 from paceline.core.intake import Intake
@@ -135,7 +137,7 @@ class Serving:
         else:
             self.end(self._m.groups.live[request.group], "failed", what)
 
-    def end(self, group: Group, state: str, why: str, replace: bool = False) -> None:
+    def end(self, group: Group, state: Literal["filtered", "failed"], why: str, replace: bool = False) -> None:
         """A group is terminal without having trained: running samples are aborted."""
         m = self._m
         for sample in group.samples:
@@ -144,12 +146,15 @@ class Serving:
                 self.abort(sample, why)
         self._intake.fruitless += group.state != "ready"
         m.groups.end(group)
-        m.out.tell(Terminal(m.out.next_id(), group.id, "filtered" if state == "filtered" else "failed", why))
+        m.out.tell(Terminal(m.out.next_id(), group.id, state, why))
         self._intake.fell_out(group, replace)
-        limit = m.schedule.empty_limit * m.schedule.groups_per_publish
-        if limit and self._intake.fruitless >= limit and m.leaving is None:
-            count = self._intake.fruitless
-            m.fail_run(f"{count} groups in a row were filtered or failed (empty_limit = {m.schedule.empty_limit}); the last: {why}")
+        self._stop_when_fruitless(why)
+
+    def _stop_when_fruitless(self, why: str) -> None:
+        """A verifier that judges everything alike must not spin for ever."""
+        m, fruitless, most = self._m, self._intake.fruitless, self._m.schedule.empty_limit
+        if most and fruitless >= most * m.schedule.groups_per_publish and m.leaving is None:
+            m.fail_run(f"{fruitless} groups in a row were filtered or failed (schedule.empty_limit = {most}); the last: {why}")
 
     def abort(self, sample: Sample, why: str) -> None:
         """End a running sample without a result. Its slot is free once the instance says so."""

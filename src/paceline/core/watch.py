@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.boundaries import Boundaries
+from paceline.core.commands import FLEET, GROUPS
 from paceline.core.intake import Intake
 from paceline.core.loading import Loading
-from paceline.core.outbox import FLEET, GROUPS, Wait
+from paceline.core.outbox import Wait
 from paceline.core.state import Machinery
 from paceline.core.training import Training
 

@@ -46,9 +46,11 @@ def resolve(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=constants.HF_HUB_OFFLINE))
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        absent = "HF_HUB_OFFLINE is set, and the hub's cache does not hold it"
+        why = absent if constants.HF_HUB_OFFLINE else f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ModelError(
             f"model.path = {name!r} is not a local directory, not a packaged model ({', '.join(PACKAGED)}), "
-            f"and not a hub id that can be had here ({type(error).__name__}: {str(error).splitlines()[0]})"
+            f"and not a hub id that can be had here ({why})"
         ) from error
 
 

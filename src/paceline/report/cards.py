@@ -78,12 +78,22 @@ TIME = (
 )  # fmt: skip
 
 
+PARTS = 6
+"""Reward functions, or tasks, that one card shows."""
+
+
 def learning(run: Run) -> list[Card]:
-    """What was learnt, over updates; a card for each reward function where there are several."""
-    names = sorted({n.split("/")[1] for row in run.updates.values() for n in row if n.startswith("rewards/") and n.endswith("/mean")})
-    parts = Curve("Reward functions", "mean", tuple((f"rewards/{name}/mean", name) for name in names[:6]))
-    wanted = (LEARNING[0], parts, *LEARNING[1:]) if len(names) > 1 else LEARNING
-    return [card for curve in wanted if (card := _curve(run, curve)) is not None]
+    """What was learnt, over updates; a card for reward functions and one for the tasks of a mixture, where there are several."""
+    parts = (*_parts(run, "Reward functions", "rewards/", "/mean"), *_parts(run, "Reward by task", "reward/"))
+    return [card for curve in (LEARNING[0], *parts, *LEARNING[1:]) if (card := _curve(run, curve)) is not None]
+
+
+def _parts(run: Run, title: str, before: str, after: str = "") -> list[Curve]:
+    """A curve for each of the metrics `before` NAME `after`; none where there is only one."""
+    found = {name for row in run.updates.values() for name in row if name.startswith(before) and name.endswith(after)}
+    shown = [(name, name.removeprefix(before).removesuffix(after)) for name in sorted(found)]
+    more = f"{len(shown) - PARTS} more are in metrics.jsonl" if len(shown) > PARTS else ""
+    return [Curve(title, "mean", tuple(shown[:PARTS]), note=more)] if len(shown) > 1 else []
 
 
 def times(run: Run) -> list[Card]:
@@ -161,10 +171,18 @@ def _waiting(run: Run) -> list[Card]:
     sums = [sum(one.values()) for one in trainer]
     cut = sum(height > charts.ceiling(sums) for height in sums)
     note = f"{cut} of {len(sums)} updates took longer than is drawn, at most {max(sums):,.1f} s" if cut else ""
+    other = _left_out(run, sum(row.tally.seconds for row in rows))
     return [
-        _causes("What the trainer did and waited for", "seconds per update", xs, trainer, TRAINER, note),
-        _causes("What rollout slots did and waited for", "share of slot-seconds", xs, slots, ROLLOUT, ""),
+        _causes("What the trainer did and waited for", "seconds per update", xs, trainer, TRAINER, "; ".join(filter(None, (note, other)))),
+        _causes("What rollout slots did and waited for", "share of slot-seconds", xs, slots, ROLLOUT, other),
     ]
+
+
+def _left_out(run: Run, shown: float) -> str:
+    """Time that no update has, and the figures at the top do: an evaluation at the end, say."""
+    left = run.total.seconds - shown
+    voided = " or voided by a resume" if len(run.lives) > 1 else ""
+    return f"not in it: {left:,.1f} s after the last update{voided}" if left > 0.01 * run.total.seconds else ""
 
 
 def _causes(title: str, unit: str, xs: list[float], seconds: list[dict[str, float]], states: Mapping[str, str], note: str) -> Card:

@@ -195,7 +195,7 @@ def short(value: float) -> str:
 
 def _rounded(low: float, high: float) -> tuple[float, float, float]:
     """(low, high, step) in round numbers with room for both; zero is the bottom where it is near."""
-    if low == high:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant, but for the last digits of its sums
         low, high = min(low, 0.0), max(high, 0.0) or float(low == 0)
     if 0 < low < 0.4 * high:
         low = 0.0

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +16,15 @@ from paceline.core.account.causes import TRAINER, trainer
 from paceline.core.account.scene import Scene
 from paceline.core.events import StopRequested
 from paceline.core.outbox import Wait
-from paceline.report.troubles import Finding, Troubles, count
+from paceline.report.troubles import Finding, Level, Troubles, count, named
 from paceline.runtime.alarms import Alarms
 from paceline.runtime.audit import Replay
 from paceline.runtime.ledger import LedgerReader, Lineage
 from paceline.runtime.notices import Notice
 from paceline.runtime.notices import read as read_notices
-from paceline.runtime.rundir import RunDir, controller
-from paceline.trackers.jsonl import read as read_metrics
-from paceline.types.errors import ConfigError
+from paceline.runtime.rundir import RunDir, controller, read_origin
+from paceline.trackers.jsonl import updates
+from paceline.types.errors import CheckpointError, ConfigError
 from paceline.types.results import AuditReport
 
 SILENT_S = 60.0
@@ -97,6 +97,20 @@ class _Replayed:
         """Whether it began and has not come to its end."""
         return self.records > 0 and self.stop is None
 
+    @property
+    def began(self) -> float:
+        """When the lineage began, seconds since the epoch."""
+        return datetime.fromisoformat(self.lineage.started).timestamp()
+
+    def ended_by(self, moment: float) -> bool:
+        """Whether nothing was recorded since a moment: then who took the run at that moment has not begun a lineage of its own."""
+        return self.began + self.last < moment
+
+    @property
+    def doing(self) -> str:
+        """What the trainer does or waits for; "" at the end."""
+        return TRAINER[trainer(self.scene)] if self.open else ""
+
     def owed(self, now: float) -> tuple[Owed, ...]:
         """What is waited for, of a run that the machine can follow to where it is."""
         return tuple(_owed(self.replay.machine.waits(now), now)) if self.open and not self.fault else ()
@@ -111,26 +125,40 @@ def diagnose(run: Path, audited: AuditReport | None = None, wall: float | None =
     rundir = RunDir(run)
     if not rundir.ledger.is_file():
         raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
-    process = controller(run)
+    process, taken = controller(run), _taken(run)
     with closing(LedgerReader(rundir.ledger)) as reader:
         lineages = reader.lineages()
-        read = _replay(reader, lineages[-1]) if lineages else None
-    if read is None:
-        return _empty(process)
+        if not lineages:
+            return _empty(process)
+        read = _replay(reader, lineages[-1])
     notices = [notice for notice in read_notices(rundir.notices) if notice.lineage == read.lineage.id]
-    now = _now(read, process, time.time() if wall is None else wall)
-    state, headline = _state(read, process, now, notices, shutil.disk_usage(run).free < FULL)
-    findings = [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir), *_rules(run, read, audited), *_disk(state, run)]
+    wall = time.time() if wall is None else wall
+    now = _now(read, process, wall)
+    over = process is not None and read.ended_by(taken)  # all that is recorded is of a life before the present one
+    state, headline, wrong = _look(read, rundir, None if over else process, now, notices)
+    if over:
+        state, headline, wrong = "starting", f"{_starts(process or 0, wall - taken)}; the life before {headline}", []
+    findings = [*wrong, *_rules(run, read, audited), *_disk(state, run)]
     return Diagnosis(
         state=state,
         headline=headline,
         facts=tuple(_facts(read, rundir, len(lineages))),
-        trainer=TRAINER[trainer(read.scene)] if read.open else "",
-        owed=read.owed(now),
+        trainer="" if over else read.doing,
+        owed=() if over else read.owed(now),
         findings=tuple(sorted(findings, key=lambda finding: ("fault", "warning", "note").index(finding.level))),
         notices=_told(notices),
         lineages=len(lineages),
     )
+
+
+def _look(read: _Replayed, rundir: RunDir, process: int | None, now: float, notices: Sequence[Notice]) -> tuple[str, str, list[Finding]]:
+    """The state that a lineage is in, its headline, and what is wrong with it."""
+    if process is None:
+        fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
+        state, headline = _gone(read, rundir, fatal, shutil.disk_usage(rundir.root).free < FULL)
+    else:
+        state, headline = _held(read, process, now)
+    return state, headline, [*_ended(state, rundir), *read.troubles.findings(), *_alarms(rundir, state)]
 
 
 def _told(notices: Sequence[Notice]) -> tuple[str, ...]:
@@ -155,9 +183,13 @@ def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
 
 def _now(read: _Replayed, process: int | None, wall: float) -> float:
     """The lineage's clock now; where nothing runs, when it ended."""
-    if process is None:
-        return read.last
-    return max(read.last, wall - datetime.fromisoformat(read.lineage.started).timestamp())
+    return read.last if process is None else max(read.last, wall - read.began)
+
+
+def _taken(run: Path) -> float:
+    """When a controller last took the run, seconds since the epoch; 0 where none ever did."""
+    lock = run / "lock"
+    return lock.stat().st_mtime if lock.is_file() else 0.0
 
 
 def _empty(process: int | None) -> Diagnosis:
@@ -168,12 +200,32 @@ def _empty(process: int | None) -> Diagnosis:
 # In which state it is
 
 
-def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[Notice], full: bool) -> tuple[str, str]:
-    fatal = next((notice.message for notice in reversed(notices) if notice.fatal), "")
+def _who(process: int) -> str:
+    return f"process {process}" if process else "a process"
+
+
+def _starts(process: int, seconds: float) -> str:
+    return f"starts, for {duration(max(0.0, seconds))}: {_who(process)} loads models and data, and has decided nothing yet"
+
+
+def _held(read: _Replayed, process: int, now: float) -> tuple[str, str]:
+    """Of a run that a process holds."""
+    if read.stop is not None and read.stop.ok:
+        return "ending", f"ends ({read.stop.reason}): {_who(process)} writes the model and stops its workers"
     if read.stop is not None:
-        return _stopped(read, read.stop, process)
-    if process is not None:
-        return _held(read, f"process {process}" if process else "a process", now)
+        return "failed", f"failed after {duration(read.last)}: {read.stop.reason}"
+    if not read.records:
+        return "starting", _starts(process, now)
+    silent = now - read.last
+    if silent > SILENT_S:
+        return "stuck", f"is stuck: {_who(process)} holds the run, and has recorded nothing for {duration(silent)}"
+    return "running", f"runs ({_who(process)}), for {duration(now)}; the last record is {duration(silent)} old"
+
+
+def _gone(read: _Replayed, rundir: RunDir, fatal: str, full: bool) -> tuple[str, str]:
+    """Of a run that no process holds. fatal: the error that ended it."""
+    if read.stop is not None and (not read.stop.ok or not fatal):
+        return _stopped(read, read.stop, rundir)
     if fatal:
         return "failed", f"failed after {duration(read.last)}: {fatal}"
     if not read.records:
@@ -183,29 +235,28 @@ def _state(read: _Replayed, process: int | None, now: float, notices: Sequence[N
     return "died", f"died after {duration(read.last)} without a word: killed (kill -9, out of memory, a reboot), or the power went"
 
 
-def _held(read: _Replayed, who: str, now: float) -> tuple[str, str]:
-    """Of a run that a process holds and that has not come to its end."""
-    if not read.records:
-        return "starting", f"starts, for {duration(now)}: {who} loads models and data, and has decided nothing yet"
-    silent = now - read.last
-    if silent > SILENT_S:
-        return "stuck", f"is stuck: {who} holds the run, and has recorded nothing for {duration(silent)}"
-    return "running", f"runs ({who}), for {duration(now)}; the last record is {duration(silent)} old"
-
-
-def _stopped(read: _Replayed, stop: c.Stop, process: int | None) -> tuple[str, str]:
+def _stopped(read: _Replayed, stop: c.Stop, rundir: RunDir) -> tuple[str, str]:
+    """Of a run that decided to stop, and whose process is gone."""
     if not stop.ok:
         return "failed", f"failed after {duration(read.last)}: {stop.reason}"
-    if process is not None:
-        return "ending", f"ends ({stop.reason}): process {process} writes the model and stops its workers"
+    if rundir.weights.is_dir() and not _exported(read, rundir):  # an orderly end removes it
+        return "died", f"died after {duration(read.last)}, when its updates were done and before its model was written: killed"
     if read.asked and read.scene.updates < read.lineage.schedule.total_updates:
         return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
 
+def _exported(read: _Replayed, rundir: RunDir) -> bool:
+    """Whether the lineage has written its model; a model that does not say whose it is counts."""
+    try:
+        return read_origin(rundir.model).lineage == read.lineage.id
+    except CheckpointError:
+        return rundir.model.is_dir()
+
+
 def _ended(state: str, rundir: RunDir) -> list[Finding]:
     """What to do about a run that does not go on by itself; what happened is its headline."""
-    if state not in ("failed", "died", "stuck"):
+    if state not in ("failed", "died", "stuck", "nothing"):
         return []
     how = f"paceline train {rundir.config} --resume" if rundir.config.is_file() else "paceline train CONFIG --resume"
     if state == "stuck":
@@ -244,18 +295,28 @@ def _owed(waits: Sequence[Wait], now: float) -> list[Owed]:
     return sorted(found, key=lambda owed: owed.left)
 
 
+KEYS = {"materialize": "reward.timeout_s", "dispatch": "pool.train_timeout_s"}
+"""Keys of the configuration that deadlines follow from; all others from pool.answer_timeout_s."""
+
+
+def debt(owed: Owed, live: bool) -> str:
+    """What one owner owes, in a line. live: the run goes on, so that what is not overdue still has time."""
+    due = f"due in {duration(owed.left)}" if owed.left >= 0 else f"OVERDUE by {duration(-owed.left)}"
+    key = KEYS.get(owed.kind, "pool.answer_timeout_s")
+    return f"{owed.owner}: {named(owed.what)}, for {duration(owed.since)}" + (f"; {due} ({key})" if live or owed.left < 0 else "")
+
+
 # What else is wrong
 
 
-def _alarms(rundir: RunDir) -> list[Finding]:
-    """Conditions that hold at the last update, from the first update that the run goes back to."""
-    if not rundir.metrics.is_file():
-        return []
+def _alarms(rundir: RunDir, state: str) -> list[Finding]:
+    """Conditions that hold at the last update, from the first update that the run goes back to. Of a run that is done they are warnings:
+    there is nothing left to stop."""
     alarms = Alarms()
-    for row in read_metrics(rundir.metrics):
-        if row["axis"] == "update":
-            alarms.feed({name: value for name, value in row.items() if isinstance(value, (int, float))})
-    return [Finding("fault", f"for {count(streak, 'update')}: {alarm.what}", (), alarm.advice) for alarm, streak in alarms.present()]
+    for row in updates(rundir.metrics):
+        alarms.feed(row)
+    level: Level = "warning" if state == "done" else "fault"
+    return [Finding(level, f"for {count(alarm.streak, 'update')}: {alarm.what}", (), alarm.advice) for alarm in alarms.present()]
 
 
 def _rules(run: Path, read: _Replayed, audited: AuditReport | None) -> list[Finding]:
@@ -273,9 +334,10 @@ def _disk(state: str, run: Path) -> list[Finding]:
     """A checkpoint is as large as the last one; the next must fit beside it, if there will be one."""
     if state == "done":
         return []
-    free = shutil.disk_usage(run).free
-    newest = max((path for path in (run / "checkpoints").glob("step-*")), key=lambda path: path.stat().st_mtime, default=None)
-    needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
+    free, needed = shutil.disk_usage(run).free, 0
+    with suppress(OSError):  # a live run may take a checkpoint away meanwhile
+        newest = max((run / "checkpoints").glob("step-*"), key=lambda path: path.stat().st_mtime, default=None)
+        needed = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest is not None else 0
     if free >= max(needed, ROOM):
         return []
     what = f"the disk is nearly full: {free / 1e6:,.1f} MB free, a checkpoint needs {needed / 1e6:,.1f} MB"

@@ -88,7 +88,7 @@ def gather(run: Path, samples: int) -> Run:
         updates=_updates(run, lives),
         evaluations=_evaluations(run / "eval.jsonl", [told.life for told in lives]),
         samples=select(run / "trajectories", [told.life for told in lives], samples),
-        config=config.read_text() if config.is_file() else "",
+        config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
         audit=audited,
         diagnosis=diagnose(run, audited),
     )

@@ -1,4 +1,4 @@
-"""Which part of each lineage holds: a resume goes on from a checkpoint, and voids what its parent did after it."""
+"""Which part of each lineage holds: a resume goes on from a checkpoint, and voids what was done after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.runtime.ledger import LedgerReader, Lineage
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A lineage that the run, as it stands, goes back to."""
+    """A lineage, and how much of it the run, as it stands, goes back to."""
 
     lineage: Lineage
     last: float
@@ -23,16 +23,18 @@ class Life:
 
 
 def surviving(lineages: Sequence[Lineage], decided: set[int]) -> list[Life]:
-    """From the first life to the latest one that decided anything; empty when none did. `decided`: lineages that have records."""
+    """Every lineage that decided anything, the oldest first; empty when none did. `decided`: lineages that have records.
+
+    The latest one, its parent and so on hold up to where the next began. Of the others, which were killed before their first checkpoint,
+    nothing holds, but their time was spent.
+    """
     known = {lineage.id: lineage for lineage in lineages}
     at = max(decided, default=None)
-    lives: list[Life] = []
-    last = inf
+    last, holds = inf, dict[int, float]()
     while at is not None:
-        lineage = known[at]
-        lives.append(Life(lineage, last))
-        last, at = lineage.resume.update, lineage.parent
-    return lives[::-1]
+        holds[at] = last
+        last, at = known[at].resume.update, known[at].parent
+    return [Life(known[number], holds.get(number, known[number].resume.update)) for number in sorted(decided | holds.keys())]
 
 
 def lives_of(reader: LedgerReader) -> list[Life]:

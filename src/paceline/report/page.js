@@ -46,8 +46,10 @@
   const PAGE = 25, more = document.getElementById("more"), find = document.getElementById("find");
   const which = document.getElementById("which"), reason = document.getElementById("reason");
   const mean = samples.reduce((sum, s) => sum + s.reward, 0) / samples.length;
+  const tone = (s) => Math.abs(s.reward - mean) < 1e-9 ? "" : s.reward > mean ? "good" : "bad"; // none where all are alike
+  const pattern = (words) => new RegExp(words.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "giu");
   const reasons = (s) => Object.entries(s.reasons).map(([name, why]) => `${name}: ${why}`);
-  for (const s of samples) s.hay = [s.prompt, s.text, s.gold, ...reasons(s), ...Object.values(s.extracted), `group ${s.group}`, `update ${s.update}`].join("\n").toLowerCase();
+  for (const s of samples) s.hay = [s.prompt, s.text, s.gold, ...reasons(s), ...Object.values(s.extracted), `group ${s.group}`, `update ${s.update}`].join("\n");
   for (const why of new Set(samples.flatMap(reasons))) reason.append(new Option(why, why));
 
   const node = (tag, kind, text) => {
@@ -58,10 +60,10 @@
   };
   const marked = (text, words) => {
     const pre = node("pre");
-    let from = 0, low = text.toLowerCase(), at;
-    while (words && (at = low.indexOf(words, from)) >= 0) {
-      pre.append(text.slice(from, at), node("mark", "", text.slice(at, at + words.length)));
-      from = at + words.length;
+    let from = 0;
+    for (const found of words ? text.matchAll(pattern(words)) : []) {
+      pre.append(text.slice(from, found.index), node("mark", "", found[0]));
+      from = found.index + found[0].length;
     }
     pre.append(text.slice(from));
     return pre;
@@ -80,8 +82,7 @@
   };
   const card = (s, words) => {
     const made = node("details", "sample"), head = node("summary");
-    const good = s.reward > mean;
-    head.append(node("span", "reward " + (good ? "good" : "bad"), String(+s.reward.toFixed(3))),
+    head.append(node("span", "reward " + tone(s), String(+s.reward.toFixed(3))),
       node("span", "line", (s.prompt ? s.prompt.slice(0, 90) + " → " : "") + s.text.slice(0, 200)),
       node("span", "tag far", reasons(s).join(", ") + (s.finish === "length" ? " cut" : "")), node("span", "tag", `u${s.update}`));
     made.append(head);
@@ -90,16 +91,16 @@
   };
   let chosen = [], shown = 0;
   const grow = () => {
-    const words = find.value.trim().toLowerCase();
+    const words = find.value.trim();
     list.append(...chosen.slice(shown, shown + PAGE).map((s) => card(s, words)));
     shown = Math.min(chosen.length, shown + PAGE);
     more.hidden = shown >= chosen.length;
   };
   const search = () => {
-    const words = find.value.trim().toLowerCase();
-    chosen = samples.filter((s) => s.hay.includes(words)
+    const words = find.value.trim(), wanted = pattern(words);
+    chosen = samples.filter((s) => s.hay.search(wanted) >= 0
       && (!reason.value || reasons(s).includes(reason.value))
-      && (!which.value || (which.value === "cut" ? s.finish === "length" : (s.reward > mean) === (which.value === "best"))));
+      && (!which.value || (which.value === "cut" ? s.finish === "length" : (tone(s) === "good") === (which.value === "best"))));
     document.getElementById("found").textContent = `${chosen.length} of ${samples.length}`;
     list.replaceChildren();
     shown = 0;

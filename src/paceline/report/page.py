@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -20,12 +21,14 @@ from paceline.core.schedule import Schedule
 from paceline.report import cards
 from paceline.report.cards import Card
 from paceline.report.charts import LEFT, RIGHT, WIDTH, short
-from paceline.report.doctor import duration
+from paceline.report.doctor import debt, duration
 from paceline.report.gantt import views
 from paceline.report.gather import Run
 from paceline.timeline.canvas import style
 from paceline.timeline.story import Mark
 
+READ = 1000
+"""Updates that a pointer can read at most, the last one among them: more than a chart has pixels."""
 WORKS = ("train", "publish", "checkpoint")
 
 
@@ -40,6 +43,9 @@ def render(run: Run, made: datetime | None = None) -> str:
         started=run.lives[0].life.lineage.started.replace("T", " ")[:16],
         tiles=tiles(run),
         promise=promise(run.latest.life.lineage.schedule),
+        emulated=pretended(run.config),
+        live=run.diagnosis.state == "running",
+        debt=debt,
         decisions=[(item.time, item.text) for item in run.latest.items if isinstance(item, Mark) and item.kind == "note"],
         learning=learning,
         evaluations=cards.evaluations(run),
@@ -66,6 +72,17 @@ def promise(schedule: Schedule) -> str:
         "multiversion": f"window of {schedule.version_window} versions",
     }
     return f"{schedule.preset}: {bounds[schedule.preset]}; {schedule.groups_per_update} groups of {schedule.group_size} per update"
+
+
+def pretended(config: str) -> str:
+    """What an emulated run's numbers are worth; "" for a run of a real model, or of no known configuration."""
+    try:
+        sections = tomllib.loads(config)
+        emulated, scale = sections["rollout"]["engine"] == "emulated", float(sections.get("emulated", {}).get("time_scale", 1.0))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError):
+        return ""
+    faster = f"; seconds here are real ones, {scale:g} times as many pass in the emulated world" if scale != 1 else ""
+    return f"engine and trainer only take their time. Answers, rewards and losses are pretended{faster}." if emulated else ""
 
 
 Tile = tuple[str, str, str]
@@ -113,10 +130,11 @@ def embedded(value: Any) -> Markup:
 
 
 def _hover(run: Run, shown: Sequence[Card]) -> dict[str, Any]:
-    """What a pointer over a chart reads: updates and the metrics of the legends, in four digits; null = no value."""
+    """What a pointer over a chart reads: updates, READ of them at most, and the metrics of the legends, in four digits; null = no value."""
     names = [key.name for card in shown if card.hover for key in card.keys]
-    values = {name: [_digits(row.get(name, math.nan)) for row in run.updates.values()] for name in names}
-    return {"x": list(run.updates), "left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "values": values}
+    updates = list(run.updates)[:: -max(1, math.ceil(len(run.updates) / READ))][::-1]
+    values = {name: [_digits(run.updates[update].get(name, math.nan)) for update in updates] for name in names}
+    return {"x": updates, "left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "values": values}
 
 
 def _digits(value: float) -> float | None:

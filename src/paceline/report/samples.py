@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,13 @@ def _draw(group: int, sample: int) -> int:
 
 
 def _in_turn(strata: dict[tuple[int, str], list[tuple[int, Path, int]]], most: int) -> Iterator[tuple[Path, int]]:
-    piles = [sorted(strata[key]) for key in sorted(strata)]
+    """The first of every pile, then the second of each, and so on; the piles in turn from every stretch, so that rewards of many values,
+    each a kind of its own, leave no stretch out."""
+    by_stretch: dict[int, list[list[tuple[int, Path, int]]]] = defaultdict(list)
+    for stretch, kind in sorted(strata):
+        by_stretch[stretch].append(sorted(strata[stretch, kind]))
+    ranked = [sorted(piles) for piles in by_stretch.values()]  # by the draw of their first
+    piles = [pile for same_rank in zip_longest(*ranked) for pile in same_rank if pile is not None]
     left = most
     for depth in range(max(map(len, piles), default=0)):
         for pile in piles:

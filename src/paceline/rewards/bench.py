@@ -157,6 +157,8 @@ class Bench:
 
 
 def _environment() -> dict[str, str]:
-    """One thread per process, so that the keeper may fork; the import path of this one."""
+    """One thread per process, so that the keeper may fork; the import path of this one; Python's own integers, since GMP ends a process
+    that runs out of memory."""
     threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    integers = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
+    return {**os.environ, **threads, **integers, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}

@@ -12,11 +12,14 @@ from paceline.rewards.spelling import LONGEST
 
 _BOX = re.compile(r"\\f?boxed(?![A-Za-z])[ \t]*|\\fbox(?![A-Za-z])[ \t]*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_BARE = re.compile(r"[^\s{}$\\,;.]+(?:\.[0-9]+)?|\\[A-Za-z]+")
-_PHRASE = re.compile(r"\banswer[*_`]{0,3}[ \t]*(?:is\b[ \t]*:?|:|=)|####", re.IGNORECASE)
+_BARE = re.compile(r"(?>(?:[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9])|[^\s{}$\\,;.]+)(?:\.[0-9]+)?|\\[A-Za-z]+)(?!\{|\\[A-Za-z]|,?[0-9])")
+_PHRASE = re.compile(r"\banswer[*_`]{0,3}[ \t]*(?:is\b[ \t]*:?|:|=)|####|答案[*_`]{0,3}[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!?][*_`]*\s+(?=[A-Z])|。")
+_NOTHING = re.compile(r"(?:[\s*`$]++|\\[\[\]()])*+")
 _MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _BETWEEN = re.compile(r"(?:[\s,;.!:*_`]|\band\b|\bor\b)*", re.IGNORECASE)
 _AROUND = " \t\n*`"
+_THOUGHT, _THOUGHT_ENDS = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,26 @@ def find_answer(text: str, marker_line: str | None = None) -> Answer:
     """The answer in a completion, as it is written.
 
     The last `\\boxed` or `\\fbox` counts, and nothing else once there is one: left open or empty, there is no answer. Without a box it is
-    the rest of the line after the last "answer is", "answer:" or `####`, else the last line with text; there, formulas between math
-    delimiters count if the line has any (all of them when only commas, "and" and "or" stand between them, else the last one). Markdown
-    and a sentence's punctuation around it are left out. marker_line: the line after the user's marker, searched in place of `text`.
+    the rest of the sentence after the last "answer is", "answer:" (also in Chinese) or `####`, else the last line with text; there,
+    formulas between math delimiters count if the line has any (all of them when only commas, "and" and "or" stand between them, else the
+    last one). Markdown and a sentence's punctuation around it are left out. What stands in a thought is no answer, see `spoken`.
+    marker_line: the line after the user's marker, searched in place of `text`.
     """
-    scope = text if marker_line is None else marker_line
+    scope = spoken(text) if marker_line is None else marker_line
     box = last_box(scope)
     if box is not None:
         return box
     line = scope.strip(_AROUND) if marker_line is not None else _line(scope)
-    plain = _bare(_formulas(line), sentence=line != text.strip())
+    plain = _bare(_formulas(line), sentence=line != scope.strip() or marker_line is not None)
     return Answer(plain) if plain else Answer(None, "no answer")
+
+
+def spoken(text: str) -> str:
+    """What a completion says after its thought: the text behind the last `</think>`, up to a `<think>` that is never closed.
+
+    A thought that the prompt opened and that is not closed cannot be told from an answer, and counts as one.
+    """
+    return text.rpartition(_THOUGHT_ENDS)[2].partition(_THOUGHT)[0]
 
 
 def last_box(text: str) -> Answer | None:
@@ -59,15 +71,17 @@ def last_box(text: str) -> Answer | None:
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            content = text[start + 1 : brace.start()].strip()
+            content = text[start + 1 : brace.start()].strip(_AROUND)
             return Answer(content) if content else Answer(None, "empty box")
     return Answer(None, "unterminated box")
 
 
 def _line(text: str) -> str:
     ends = [match.end() for match in _PHRASE.finditer(text)]
-    lines = text[ends[-1] :].splitlines() if ends else reversed(text.splitlines())
-    return next((line for line in lines if line.strip(_AROUND)), "")
+    if ends:
+        line = next((line for line in text[ends[-1] :].splitlines() if not _NOTHING.fullmatch(line)), "")
+        return _SENTENCE.split(line, maxsplit=1)[0] if len(line) <= LONGEST else line
+    return next((line for line in reversed(text.splitlines()) if not _NOTHING.fullmatch(line)), "")
 
 
 def _formulas(line: str) -> str:
@@ -84,8 +98,10 @@ def _inner(match: re.Match[str]) -> str:
 
 
 def _bare(text: str, sentence: bool) -> str:
-    """Without markdown and the end of a sentence. An exclamation mark ends a sentence (`... is 73!` is 73), but not a bare formula."""
-    ends = (".,;:!" if sentence else ".,;:") + _AROUND
+    """Without markdown and the end of a sentence. An exclamation mark ends a sentence (`... is 73!` is 73), but not a bare formula; an
+    ellipsis ends neither: it stands for digits."""
+    ends = "" if text.rstrip(_AROUND).endswith("..") else ".,;:。，!" if sentence else ".,;:。，"
+    ends += _AROUND
     plain = text.lstrip(_AROUND).rstrip(ends)
     if plain.startswith("__") and plain.endswith("__"):
         plain = plain.strip("_").lstrip(_AROUND).rstrip(ends)
@@ -93,7 +109,9 @@ def _bare(text: str, sentence: bool) -> str:
 
 
 def after_marker(text: str, marker: str | None) -> str | None:
-    """The first line with text after the last `marker` that does not start inside a word; the whole text without one; None if absent."""
+    """The first line with text after the last `marker` that does not start inside a word; all of it without one; None if absent. A
+    thought is left out first, see `spoken`."""
+    text = spoken(text)
     if marker is None:
         return text
     inside = r"(?<![^\W_])" if marker[0].isalnum() else ""

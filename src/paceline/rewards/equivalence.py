@@ -5,6 +5,7 @@ Run this in a process that can be replaced (`rewards.bench`): an expression can 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -16,13 +17,19 @@ from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from sympy.core.evalf import PrecisionExhausted
 
-from paceline.rewards.forms import Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
+from paceline.rewards.forms import Choice, Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
 from paceline.rewards.numbers import Percent
-from paceline.rewards.reading import plain_number, read
+from paceline.rewards.reading import clock, plain_number, punctured, read
 from paceline.rewards.spelling import Unreadable, explicit
 
 _DIGITS = 20
 _WORKING_DIGITS = 200
+_AGREEMENT = sympy.Rational(1, 10**15)
+_NOTHING = sympy.Rational(1, 10**100)
+"""What is smaller than this after 200 working digits is rounding."""
+_LETTERS = re.compile(r"[A-Za-z](?:/[A-Za-z])?(?:\^[23])?")
+_EITHER = re.compile(r"([-+]?[0-9]+)e([-+][0-9]+)")
+"""`2e-1`: 0.2, or 2e - 1 with the number e."""
 _ENOUGH = 3
 _READING = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 _POINTS = (
@@ -59,12 +66,14 @@ def readable(text: str) -> Form:
 def check(gold: str) -> None:
     """Raise Unreadable unless every expression in `gold` can be read and has values to compare."""
     for piece in _expressions(readable(gold)):
-        if plain_number(piece) is None and not _has_values(expression(piece)):
+        if plain_number(piece) is None and clock(piece) is None and not _has_values(expression(piece)):
             raise Unreadable("an expression without a value")
 
 
 def equal_forms(a: Form, b: Form, percent: Percent) -> bool:
     """Equality of two shapes; symmetric."""
+    if isinstance(a, Choice) or isinstance(b, Choice):
+        return _choices(a, b, percent)
     if isinstance(a, Relation) or isinstance(b, Relation):
         return _relations(a, b, percent)
     if isinstance(a, Ranges) or isinstance(b, Ranges):
@@ -72,8 +81,17 @@ def equal_forms(a: Form, b: Form, percent: Percent) -> bool:
     if isinstance(a, Words) or isinstance(b, Words):
         return _as_words(a) == _as_words(b) != ""
     if isinstance(a, Listing) or isinstance(b, Listing):
-        return _unordered(_elements(a), _elements(b), percent)
+        return _naming(a) == _naming(b) and _unordered(_elements(a), _elements(b), percent)
     return _alike(a, b, percent)
+
+
+def _choices(a: Form, b: Form, percent: Percent) -> bool:
+    """Of two choices label and answer count, against anything else one of them is enough."""
+    if isinstance(a, Choice) and isinstance(b, Choice):
+        return a.label == b.label and equal_forms(a.form, b.form, percent)
+    choice, other = (a, b) if isinstance(a, Choice) else (b, a)
+    assert isinstance(choice, Choice), "one of the two is"
+    return equal_forms(Words(choice.label), other, percent) or equal_forms(choice.form, other, percent)
 
 
 def _alike(a: Form, b: Form, percent: Percent) -> bool:
@@ -108,6 +126,11 @@ def _elements(form: Form) -> Sequence[Form]:
     return form.items if isinstance(form, Listing) else (form,)
 
 
+def _naming(form: Form) -> bool:
+    """Whether a list gives values to several names: `x = 1, y = 2` has an order that `2, 1` does not have."""
+    return len({item.name for item in _elements(form) if isinstance(item, Relation) and item.name}) > 1
+
+
 def _as_words(form: Form) -> str:
     if isinstance(form, Words):
         return form.text
@@ -115,30 +138,45 @@ def _as_words(form: Form) -> str:
 
 
 def _values(a: Value, b: Value, percent: Percent) -> bool:
-    """A unit that only one side has is left out; two units must be one. For percent see `numbers.equal`."""
-    if a.unit and b.unit and a.unit != b.unit:
+    """Equality of two expressions with what stands beside them; for percent see `numbers.equal`. Of two that can be times of day, hours
+    and minutes count and not their quotient."""
+    if not _same_measure(a, b):
         return False
+    if None not in (times := (clock(a.text), clock(b.text))):
+        return times[0] == times[1]
     if a.percent == b.percent:
         return equal(a.text, b.text) or _spelled_out(a, b) or _spelled_out(b, a)
     rate, plain = (a.text, b.text) if a.percent else (b.text, a.text)
     return equal(rate, f"({plain})\\cdot 100") or (percent == "loose" and equal(rate, plain))
 
 
+def _same_measure(a: Value, b: Value) -> bool:
+    """A unit that only one side has is left out; two units must be one, and a percent sign is one."""
+    if a.percent != b.percent:
+        return not (a.unit or b.unit)
+    return a.unit == b.unit or not (a.unit and b.unit)
+
+
 def _spelled_out(a: Value, b: Value) -> bool:
     """Whether `5\\text{ m}` stands against `5 m`, which without markup reads as a product."""
-    return len(a.unit) == 1 and a.unit.isalpha() and not b.unit and equal(f"{a.text} {a.unit}", b.text)
+    return bool(_LETTERS.fullmatch(a.unit)) and not b.unit and equal(f"{a.text} {a.unit}", b.text)
 
 
 def _relations(a: Form, b: Form, percent: Percent) -> bool:
-    """Two relations, or one against a value: `x = 3` is 3, since a name is all that it adds."""
+    """Two relations, or one against something else: `x = 3` is 3, since a name is all that it adds, and `x \\ne 3` the line without 3."""
     if isinstance(a, Relation) and isinstance(b, Relation):
         if a.name and a.name == b.name and a.sign == b.sign:
             return equal_forms(a.right, b.right, percent)
         return _proportional(a, b)
     relation, other = (a, b) if isinstance(a, Relation) else (b, a)
     assert isinstance(relation, Relation), "one of the two is"
-    plain = relation.sign == "=" and relation.name and not isinstance(other, Ranges)
-    return bool(plain) and equal_forms(relation.right, other, percent)
+    return bool(relation.name) and _named_value(relation, other, percent)
+
+
+def _named_value(relation: Relation, other: Form, percent: Percent) -> bool:
+    if isinstance(other, Ranges):
+        return relation.sign == r"\ne" and _ranges(punctured(relation), other, percent)
+    return relation.sign == "=" and equal_forms(relation.right, other, percent)
 
 
 def _proportional(a: Relation, b: Relation) -> bool:
@@ -173,6 +211,15 @@ def _ratio(a: Any, b: Any) -> Any:
 
 def equal(a: str, b: str) -> bool:
     """Equality of two expressions: exact for numbers, by value at fixed points with variables. Raises Unreadable."""
+    return any(_equal_texts(x, y) for x in _readings(a) for y in _readings(b))
+
+
+def _readings(text: str) -> tuple[str, ...]:
+    either = _EITHER.fullmatch(text)
+    return (text, f"{either[1]} e {either[2]}") if either and not either[2][1:].startswith("0") else (text,)
+
+
+def _equal_texts(a: str, b: str) -> bool:
     if a == b:
         return True
     x, y = plain_number(a), plain_number(b)
@@ -209,7 +256,7 @@ def _equal_expressions(a: Any, b: Any) -> bool:
 
 def _has_values(expression: Any) -> bool:
     try:
-        value = expression.doit()
+        value = _computed(expression)
         names = sorted(value.free_symbols, key=str)
         if value.atoms(sympy.core.function.AppliedUndef):
             return True
@@ -222,7 +269,7 @@ def _has_values(expression: Any) -> bool:
 
 
 def _equal_values(a: Any, b: Any) -> bool:
-    a, b = a.doit(), b.doit()
+    a, b = _computed(a), _computed(b)
     if a == b:
         return True
     if any(side.has(sympy.nan, sympy.zoo) for side in (a, b)):
@@ -238,6 +285,16 @@ def _equal_values(a: Any, b: Any) -> bool:
     return len(verdicts) >= _ENOUGH and all(verdicts)
 
 
+def _computed(expression: Any) -> Any:
+    """What the algebra makes of an expression, with the real odd roots of negative numbers in place of the principal ones."""
+    return expression.doit().replace(_is_odd_root, lambda root: (-1) ** root.exp.p * (-root.base) ** root.exp)
+
+
+def _is_odd_root(piece: Any) -> bool:
+    odd = piece.is_Pow and piece.exp.is_Rational and piece.exp.q > 1 and piece.exp.q % 2 == 1
+    return bool(odd and piece.base.is_number and piece.base.is_negative)
+
+
 def _agree(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
     """Whether two expressions have one value at a point; None where exactly one is not real, or one is not defined."""
     values = [side.evalf(_DIGITS, subs=point) for side in (a, b)]
@@ -249,9 +306,19 @@ def _agree(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
         return None
     try:
         difference = (a - b).evalf(_DIGITS, maxn=_WORKING_DIGITS, subs=point, strict=True)
-    except PrecisionExhausted:  # nothing but rounding is left of it
-        return True
+    except PrecisionExhausted:
+        return _indistinguishable(a, b, point)
     return bool(difference == 0)
+
+
+def _indistinguishable(a: Any, b: Any, point: dict[Any, Any]) -> bool:
+    """Whether a difference of which no digit is certain is none: each side has certain digits of its own and they agree, or both are
+    nothing but rounding. So an answer that is too ill-conditioned to have a value equals nothing, and not everything."""
+    try:
+        x, y = (side.evalf(_DIGITS, maxn=_WORKING_DIGITS, subs=point, strict=True) for side in (a, b))
+    except PrecisionExhausted:
+        return all(abs(side.evalf(_DIGITS, maxn=_WORKING_DIGITS, subs=point)).evalf() < _NOTHING for side in (a, b))
+    return bool(abs(x - y).evalf() <= abs(x).evalf() * _AGREEMENT)
 
 
 def _points(names: Sequence[Any]) -> list[dict[Any, Any]]:
@@ -270,6 +337,8 @@ def _expressions(form: Form) -> list[str]:
         return [form.text]
     if isinstance(form, Words):
         return []
+    if isinstance(form, Choice):
+        return _expressions(form.form)
     if isinstance(form, Relation):
         return ([] if form.name else [form.left]) + _expressions(form.right)
     return [text for item in form.items for text in _expressions(item)]

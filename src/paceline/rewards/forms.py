@@ -61,7 +61,15 @@ class Relation:
     name: str = ""
 
 
-Form = Value | Words | Row | Listing | Ranges | Relation
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A choice with what it stands for, `(C) 12`: either of them alone is the same answer. `label` without case."""
+
+    label: str
+    form: Form
+
+
+Form = Value | Words | Row | Listing | Ranges | Relation | Choice
 
 
 def as_ranges(form: Form) -> Ranges | None:

@@ -218,7 +218,9 @@ class FunctionReward:
         row = _describe([prompt], [trajectory])
         if inspect.iscoroutine(value):
             value.close()
-        if not isinstance(value, (numbers.Real, np.bool_)):
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            value = value.item()  # a scalar of numpy or torch
+        if not isinstance(value, numbers.Real):
             raise RewardError(f"reward {self.name} gave {type(value).__name__} on {row}: expected a number or None")
         number = _number(value)
         if not math.isfinite(number):

@@ -1,10 +1,11 @@
 """Numbers in free text, read exactly: the notation, what is refused, and when two of them are equal.
 
-Read: an attached sign (`-5`, `−5`), a currency sign before or between (`$18`, `-$5`), digits with English thousands (`1,234,567`), a
-decimal point, an exponent (`1.5e3`), a fraction (`3/4`, `\\frac{3}{4}`, `½`), a mixed number (`2 1/2`, `2½`), a percent sign or word.
-Markdown, units, brackets and punctuation around a number are not part of it. Not read: a number that follows a letter (`x2`), an exponent
-(`cm^2`), a power (`10^5`, `10²`: found, but without a value). Commas that do not form groups of three separate numbers. A minus with a
-space after it is a dash (`- 5` is a list item). Values are fractions, so nothing is rounded: 0.1 + 0.2 is 0.3, and 0.33 is not 1/3.
+Read: an attached sign (`-5`, `−5`), a currency sign before or between (`$18`, `-$5`), digits with English thousands (`1,234,567`) or
+those of LaTeX (`1{,}234`, `1\\,234`, `1,\\!234`), a decimal point, an exponent (`1.5e3`), a fraction (`3/4`, `\\frac{3}{4}`, `½`), a mixed
+number (`2 1/2`, `2½`), a percent sign or word, a word of scale (`5 million`), all of it fullwidth, too. Markdown, units, brackets and
+punctuation around a number are not part of it. Not read: a number that follows a letter (`x2`), an exponent (`cm^2`), a power (`10^5`,
+`10²`: found, but without a value). Commas that do not form groups of three separate numbers. A minus with a space after it is a dash
+(`- 5` is a list item). Values are fractions, so nothing is rounded: 0.1 + 0.2 is 0.3, and 0.33 is not 1/3.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ LONGEST = 20_000
 _LONGEST_EXPONENT = 4
 
 _DECIMAL = r"(?:[0-9]++(?:,[0-9]++)*+(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++(?![A-Za-z0-9]))?"
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _NUMBER = re.compile(
     rf"""
     (?:(?P<sign>(?<![^\W_])(?<![)\]}}%])[-+\u2212\u2013])(?:\\?[$€£¥₹][ ]?)?)?
     (?:\\[dt]?frac[ ]?\{{[ ]?(?P<top>-?{_DECIMAL})[ ]?\}}[ ]?\{{[ ]?(?P<bottom>{_DECIMAL})[ ]?\}}
-      |(?<![A-Za-z0-9^])(?<![0-9]\.)(?<!\^\{{)(?<!\^[-+])(?P<decimal>{_DECIMAL})(?:[ ]?/[ ]?(?P<under>{_DECIMAL}))?)
-    (?P<power>\^|[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b])?
-    (?P<percent>[ ]?\\?%|[ ]per[ ]?cent\b)?
+      |(?<![A-Za-z0-9^])(?<![0-9]\.)(?<!\^[ ])(?<!\^\{{)(?<!\^[-+])(?P<decimal>{_DECIMAL})(?:[ ]?/[ ]?(?P<under>{_DECIMAL}))?)
+    (?P<power>[ ]?\^|[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b])?
+    (?:(?P<percent>[ ]?\\?%|[ ]per[ ]?cent\b)|[ ](?P<scale>{"|".join(_SCALES)})\b(?!-))?
     """,
     re.VERBOSE,
 )
@@ -38,6 +40,8 @@ _PARTS = {
     "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
 }  # fmt: skip
 _PART = re.compile(rf"(?<!\^)[{''.join(_PARTS)}]")
+_LATEX_THOUSANDS = re.compile(r"\{,\}|,\\!|\\,(?=[0-9]{3}(?![0-9]))")
+_FULLWIDTH = {0xFF01 + place: 0x21 + place for place in range(94)}
 _GROUPED = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
 
 
@@ -62,7 +66,7 @@ class _Found:
 
 def find_numbers(text: str) -> list[Number]:
     """All numbers of `text` in order; linear in its length."""
-    text = _PART.sub(lambda part: f" {_PARTS[part.group()]}", text)
+    text = _LATEX_THOUSANDS.sub(",", _PART.sub(lambda part: f" {_PARTS[part.group()]}", text.translate(_FULLWIDTH)))
     found: list[_Found] = []
     for match in _NUMBER.finditer(text):
         for item in _pieces(match):
@@ -100,21 +104,31 @@ def _pieces(match: re.Match[str]) -> Iterator[_Found]:
         yield _Found(Number(sign + piece, _signed(sign, exact_number(piece))), start, start, "other")
         sign, start = "", match.start("decimal")
     under = match["under"]
-    kind: Literal["integer", "fraction", "other"] = "fraction" if under else "integer" if last.isdigit() else "other"
     body = last if under is None else f"{last}/{under}"
     value = None if match["power"] else _signed(sign, exact_number(last) if under is None else _ratio(last, under))
-    joins = not match["power"] and (kind == "fraction" or not percent)
-    yield _Found(_number(sign + body, value, percent), start, match.end(), kind if joins else "other")
+    yield _Found(_number(sign + body, value, percent, match["scale"]), start, match.end(), _kind(match, last))
+
+
+def _kind(match: re.Match[str], last: str) -> Literal["integer", "fraction", "other"]:
+    """What of a mixed number it may be."""
+    if match["power"] or match["scale"]:
+        return "other"
+    if match["under"]:
+        return "fraction"
+    return "integer" if last.isdigit() and not match["percent"] else "other"
 
 
 def _fraction(match: re.Match[str], sign: str, percent: bool) -> _Found:
     """`\\frac{1}{2}` and its kind, written with top and bottom."""
     top, bottom = match["top"], match["bottom"]
     value = None if match["power"] else _signed(sign, _ratio(top, bottom))
-    return _Found(_number(f"{sign}{top}/{bottom}", value, percent), match.start(), match.end(), "fraction")
+    kind: Literal["fraction", "other"] = "other" if match["scale"] else "fraction"
+    return _Found(_number(f"{sign}{top}/{bottom}", value, percent, match["scale"]), match.start(), match.end(), kind)
 
 
-def _number(body: str, value: Fraction | None, percent: bool) -> Number:
+def _number(body: str, value: Fraction | None, percent: bool, scale: str | None) -> Number:
+    if scale is not None:
+        return Number(f"{body} {scale}", None if value is None else value * _SCALES[scale])
     return Number(body + "%" * percent, value, percent)
 
 

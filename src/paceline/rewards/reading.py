@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from paceline.rewards.forms import Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
+from paceline.rewards.forms import Choice, Form, Listing, Ranges, Relation, Row, Value, Words, as_ranges
 from paceline.rewards.numbers import LONGEST, exact_number
-from paceline.rewards.spelling import GREEK, Unreadable, clean, closing, without_thousands
+from paceline.rewards.spelling import GREEK, Unreadable, clean, closing, prose, without_thousands
 from paceline.rewards.units import without_unit
 
 MOST_PARTS = 60
@@ -19,7 +19,9 @@ _GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _NAME = re.compile(
     rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK, key=len, reverse=True))}))\s*'*\s*(?:_\s*(?:\{{[^{{}}]*\}}|[A-Za-z0-9]))?"
     r"(?:\^\{-1\})?(?:\s*\(\s*[A-Za-z]\s*(?:,\s*[A-Za-z]\s*)*\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\)|\\text\{[^{}]*\}"
+    r"|[fghFGHPQ]\s*\(\s*-?[0-9]+\s*\)|[A-Z]{2,4}|m?\s*\\angle\s*\{?\s*[A-Z]{1,3}\s*\}?|\\overline\s*\{\s*[A-Z]{2}\s*\}|[A-Za-z]{4,}(?:\s+[A-Za-z]{2,})*"
 )
+"""What an equation may give a value to: a letter, a function, a point, a segment, an angle, words."""
 _SEPARATOR = re.compile(r"[,;]|\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _COMMA = re.compile("[,;]")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
@@ -28,9 +30,18 @@ _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _RATIO = re.compile(":")
 _COMMAND = re.compile(r"\\begin\{(\w+)\}.*?\\end\{\1\}|\\langle.*?\\rangle|\\[A-Za-z]+|\\.", re.DOTALL)
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
-_WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*(?:[\s,]+[A-Za-z][A-Za-z'-]*)*")
+_WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|['-])*(?:[\s,]+[^\W\d_](?:[^\W\d_]|['-])*)*")
 _SHORT_WORDS = frozenset({"no", "or", "on", "at", "up"})
-_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix)\}(.*)\\end\{\1\}", re.DOTALL)
+_SENTENCE = re.compile(r"[\w\s.,'-]+")
+_CHOICE = re.compile(
+    r"(?:\\text\{\s*\(?([A-J])[.)]\s*\}\s*|\(?\s*(?:\\text\{)?([A-J])(?:\}?\s*\)|\.)\s+)"
+    r"(?![-+*/^=<>:!|,;]|(?:and|or)(?![A-Za-z])|\\text\{\s*(?:and|or)|\\(?:cdot|cup|cap|le|ge|ne|in)(?![A-Za-z]))(\S.*)",
+    re.DOTALL,
+)
+_LABEL = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
+_MATRIX = re.compile(r"[(\[]?\s*\\begin\{([pbB]?matrix)\}(.*)\\end\{\1\}\s*[)\]]?", re.DOTALL)
+_HOLE = re.compile(r"\\mathbb\s*\{?R\}?\s*(?:\\setminus|\\backslash|-)\s*\\\{([^{},;]*(?:\{[^{}]*\}[^{},;]*)*)\\\}")
 _BUILDER = re.compile(r"([A-Za-z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid(?![A-Za-z])|\||:)(.*)", re.DOTALL)
 _INFINITE = Row("(", ")", (Value(r"-\infty"), Value(r"\infty")))
 _KNOWN: dict[str, Form] = {
@@ -46,11 +57,14 @@ def read(text: str) -> Form:
     number = read_number(text)
     if number is not None:
         return number
-    cleaned = clean(text).strip().rstrip(".;,:").strip()
+    cleaned = clean(text).strip()
+    if cleaned.endswith(".."):
+        raise Unreadable("an ellipsis")
+    cleaned = cleaned.rstrip(".;,:").strip()
     exactly = re.split(r"\\approx", cleaned)[0].strip()
     if not exactly:
         raise Unreadable("empty")
-    return _read(_unwrapped(exactly))
+    return _read(_unwrapped(exactly).rstrip(".;,:").strip())
 
 
 def read_number(text: str) -> Value | None:
@@ -73,6 +87,12 @@ def plain_number(text: str) -> Fraction | None:
     return above / below if above is not None and below else None
 
 
+def clock(text: str) -> tuple[int, int] | None:
+    """Hours and minutes of a text that can be a time of day, `3:05`; such a text can be a ratio, too."""
+    match = _CLOCK.fullmatch(text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def _unwrapped(text: str) -> str:
     """Without a `\\text{...}` or braces around everything."""
     while True:
@@ -83,9 +103,9 @@ def _unwrapped(text: str) -> str:
 
 
 def _read(text: str) -> Form:
-    words = _words(text)
-    if words is not None:
-        return words
+    written = _words(text) or _choice(text)
+    if written is not None:
+        return written
     parts, marks = _cut(text, _SEPARATOR)
     if marks:
         return _listing(_spliced(part for part in parts if part), "".join(marks))  # `1, 2, and 3` has an empty part
@@ -95,21 +115,50 @@ def _read(text: str) -> Form:
     unions, marks = _cut(text, _UNION)
     if marks:
         return _union([_read(part) for part in unions])
-    return _bracketed(text) or _plus_minus(text) or _value(text)
+    return _bracketed(text) or _plus_minus(text) or _told(text) or _value(text)
+
+
+def _choice(text: str) -> Choice | None:
+    """A choice and what it stands for; refused where that could be another choice: `(A) (B)` must not be each of them."""
+    choice = _CHOICE.fullmatch(text)
+    if choice is None:
+        return None
+    form = _read(_unwrapped(choice[3]))
+    if _LABEL.search(choice[3]) or _is_label(form):
+        raise Unreadable("several choices")
+    return Choice((choice[1] or choice[2]).casefold(), form)
+
+
+def _is_label(form: Form) -> bool:
+    if isinstance(form, Listing):
+        return any(map(_is_label, form.items))
+    if isinstance(form, Relation):
+        return _is_label(form.right)
+    return isinstance(form, Choice) or (isinstance(form, (Value, Words)) and len(form.text) == 1 and form.text.isalpha())
 
 
 def _words(text: str) -> Words | None:
-    """Letters only and no product of variables: three letters or more in a word, or a choice such as `(B)`, or text by its markup."""
-    choice = re.fullmatch(r"\(\s*(?:\\text\{)?\s*([A-Z])\s*\}?\s*\)", text)
+    """Letters only and no product of variables: three letters or more in a word, letters of another script, a choice such as `(B)`, or
+    text by its markup."""
+    choice = re.fullmatch(r"\(?\s*(?:\\text\{)?\s*([A-Z])\s*\}?\s*\)", text)
     if choice:
         return Words(choice[1].casefold())
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip(" .")
     if not _WORDS.fullmatch(bare):
         return None
     longest = max((len(word) for word in re.split(r"[\s,]+", bare) if word.casefold() not in ("and", "or")), default=0)
-    if longest >= 3 or bare.casefold() in _SHORT_WORDS or (r"\text" in text and bare.isalpha()):
-        return Words(" ".join(bare.casefold().replace(",", " ").split()))
+    if longest >= 3 or bare.casefold() in _SHORT_WORDS or not bare.isascii() or (r"\text" in text and bare.isalpha()):
+        return _said(bare.replace(",", " "))
     return None
+
+
+def _told(text: str) -> Words | None:
+    """Words with numbers among them, such as `5 feet 11 inches`: text, since no reading of them as one expression is right."""
+    return _said(text) if _SENTENCE.fullmatch(text) and prose(without_unit(text)[0]) else None
+
+
+def _said(text: str) -> Words:
+    return Words(" ".join(text.casefold().split()))
 
 
 def _cut(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]]:
@@ -239,7 +288,18 @@ def _equation(sides: Sequence[str]) -> Form:
     name = _name(first)
     if not name and not re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", "".join(sides[:-1]))):
         return _read(last)  # 1 + 1 = 2: a calculation, whose value is its end
+    if len(sides) > 2 and (chain := _chain(sides)):
+        return chain
     return Relation("=", first, _read(last) if name else Value(last), last, name)
+
+
+def _chain(sides: Sequence[str]) -> Form | None:
+    """Of names, all of its equations (`x = y = 2` says more than `x = 2`); None for a calculation behind a name."""
+    if all(map(_name, sides[:-1])):
+        return Listing(tuple(_equation((side, sides[-1])) for side in sides[:-1]))
+    if not _name(sides[0]) or _name(sides[-1]):
+        raise Unreadable("a chain of equations")
+    return None
 
 
 def _between(sides: Sequence[str], signs: Sequence[str]) -> Form:
@@ -250,6 +310,16 @@ def _between(sides: Sequence[str], signs: Sequence[str]) -> Form:
         raise Unreadable("chain of relations")
     left, right = ("(" if signs[0] == "<" else "["), (")" if signs[1] == "<" else "]")
     return Ranges((Row(left, right, (_value(low), _value(high))),), _name(middle))
+
+
+def punctured(relation: Relation) -> Ranges:
+    """`x \\ne 2` as what it leaves of the line."""
+    return _line_without(relation.right, relation.name)
+
+
+def _line_without(point: Form, name: str) -> Ranges:
+    low, high = _INFINITE.items
+    return Ranges((Row("(", ")", (low, point)), Row("(", ")", (point, high))), name)
 
 
 def _inequality(left: str, sign: str, right: str) -> Form:
@@ -267,13 +337,16 @@ def _inequality(left: str, sign: str, right: str) -> Form:
 def _name(text: str) -> str:
     """The text without spaces and braces where it is just a name: a letter with its subscript, `f(x)`, `(x, y)`, words."""
     match = _NAME.fullmatch(text.strip())
-    return re.sub(r"\\text|[\s{}]", "", match.group()) if match else ""
+    return re.sub(r"\\text|[\s{}]|^m(?=\s*\\angle)", "", match.group()) if match else ""
 
 
 def _bracketed(text: str) -> Form | None:
     """What stands between one pair of brackets: a set, a tuple or interval, a matrix; a ratio of several; None otherwise."""
     if text in _KNOWN:
         return _KNOWN[text]
+    hole = _HOLE.fullmatch(text)
+    if hole:
+        return _line_without(_value(hole[1].strip()), "")
     matrix = _MATRIX.fullmatch(text)
     if matrix:
         return _matrix(matrix[2])

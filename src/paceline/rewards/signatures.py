@@ -54,7 +54,7 @@ def _trl(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Colum
     return {
         "gold": [prompt.gold for prompt in prompts],
         **columns(prompts),
-        "prompts": [prompt.text if prompt.messages is None else [dict(m) for m in prompt.messages] for prompt in prompts],
+        "prompts": [prompt.text if prompt.messages is None else _messages(prompt) for prompt in prompts],
         "completions": completions,
         "completion_ids": _ids(trajectories),
     }
@@ -65,7 +65,7 @@ def _verl(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Colu
         "data_source": [prompt.columns.get("data_source") or prompt.task for prompt in prompts],
         "solution_str": _texts(trajectories),
         "ground_truth": [prompt.gold for prompt in prompts],
-        "extra_info": [prompt.columns.get("extra_info", dict(prompt.columns)) for prompt in prompts],
+        "extra_info": [dict(prompt.columns) if (given := prompt.columns.get("extra_info")) is None else given for prompt in prompts],
     }
 
 
@@ -78,14 +78,20 @@ def _openrlhf(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> 
 
 
 def _areal(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Columns:
+    messages = {"messages": [_messages(prompt) for prompt in prompts]} if any(prompt.messages for prompt in prompts) else {}
     return {
         "gold": [prompt.gold for prompt in prompts],
+        **messages,
         **columns(prompts),
         "prompt": [prompt.text for prompt in prompts],
         "completions": _texts(trajectories),
         "prompt_ids": [prompt.ids.tolist() for prompt in prompts],
         "completion_ids": _ids(trajectories),
     }
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    return [dict(message) for message in prompt.messages or ()]
 
 
 def _texts(trajectories: Sequence[Trajectory]) -> list[Any]:

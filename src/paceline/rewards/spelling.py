@@ -23,6 +23,8 @@ def _listed(words: str) -> tuple[str, ...]:
 
 
 FUNCTIONS = frozenset(_listed("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp"))
+_ABROAD = {"lg": "log", "tg": "tan", "ctg": "cot", "arctg": "arctan"}
+"""Names that functions have in Russian and Chinese problems."""
 GREEK = frozenset(
     _listed(
         "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi "
@@ -42,6 +44,8 @@ _CHARACTERS = {
     "\u2009": " ", "\u202f": " ", "\u2032": "'", "\u2061": "", "\u27e8": r"\langle ", "\u27e9": r"\rangle ",
     "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}", "\u2153": r"\frac{1}{3}", "\u2154": r"\frac{2}{3}",
     "\u2010": "-", "\u2011": "-", "\ufe63": "-", "\u3001": ",", "\u3002": ".",
+    "\u03b3": r"\gamma ", "\u03b4": r"\delta ", "\u03b5": r"\epsilon ", "\u03bc": r"\mu ", "\u03c1": r"\rho ", "\u03c3": r"\sigma ",
+    "\u03c4": r"\tau ", "\u03c6": r"\phi ", "\u03c9": r"\omega ", "\u0394": r"\Delta ", "\u03a9": r"\Omega ",
     **{chr(0xFF01 + place): chr(0x21 + place) for place in range(94)},
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f", ""),
 }  # fmt: skip
@@ -54,7 +58,9 @@ _ALIASES = {
     "geq": r"\ge ", "geqslant": r"\ge ", "neq": r"\ne ", "times": r"\cdot ", "ast": r"\cdot ", "div": "/", "lbrace": r"\{", "rbrace": r"\}",
     "lvert": "|", "rvert": "|", "vert": "|", "lt": "<", "gt": ">", "varnothing": r"\emptyset ", "degree": r"^\circ ", "lbrack": "[",
     "rbrack": "]", "mathrm": r"\text", "textbf": r"\text", "textit": r"\text", "textrm": r"\text", "mathbf": r"\text", "mathit": r"\text",
-    "mathsf": r"\text", "mbox": r"\text", "operatorname": r"\text", "R": r"\mathbb{R}", "infin": r"\infty ", "colon": ":",
+    "mathsf": r"\text", "mbox": r"\text", "operatorname": r"\text", "boldsymbol": r"\text", "bm": r"\text",
+    "textnormal": r"\text", "R": r"\mathbb{R}", "infin": r"\infty ", "colon": ":",
+    **{name: rf"\{own} " for name, own in _ABROAD.items()},
     **dict.fromkeys(
         _listed("left right middle big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits quad qquad thinspace space boxed"),
         " ",
@@ -64,8 +70,23 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _WORDY = re.compile(
     r"(?<![A-Za-z\\{])(sqrt|pi|theta|inf(?:ty|inity)?|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z}])"
 )
-_FUNCTION_TEXT = re.compile(r"\\text\{\s*(" + "|".join(sorted(FUNCTIONS, key=len, reverse=True)) + r")\s*\}")
-_THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?P<gap>,|\{,\}|\\,|\\ | )\d{3})(?:(?P=gap)\d{3})*)(?![\d]|,\d)")
+_FUNCTION_TEXT = re.compile(r"\\text\{\s*(" + "|".join(sorted((*FUNCTIONS, *_ABROAD), key=len, reverse=True)) + r")\s*\}")
+SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(rf"(?<=[\d}}])\s*(\\text\{{)?\s*({'|'.join(SCALES)})(?![A-Za-z])\s*", re.IGNORECASE)
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
+_TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)|(?<=\d)\s*\\text\{\s*to\s*\}\s*(?=\d)")
+_SYSTEM = re.compile(
+    r"(?:\\left\s*)?(?:\\\{\s*)?\\begin\{(cases|aligned|gathered|array)\}\s*(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}(?:\s*\\right\s*\.)?",
+    re.DOTALL,
+)
+_DOTTED = re.compile(r"(?<=[.\d])\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
+_RATE = re.compile(r"\\text\{[\s~]*([A-Za-z]+)\s*\}\s*/\s*\\text\{[\s~]*([A-Za-z]+)\s*\}")
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
+_INTEGER = re.compile(r"\s*(?:,\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?|\(\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\))[\s.$]*$")
+"""`, k \\in Z` behind a family of solutions: a parameter is an integer anyway."""
+_SIGN = re.compile(r"\s*(?:\\[A-Za-z]+|[^\w\s])\s*")
+_PROSE = re.compile(r"(?<![A-Za-z])[A-Za-z]{3,}(?= )|(?<= )[A-Za-z]{3,}|(?<=\d )[A-Za-z]{1,2}(?= \d)")
+_THOUSANDS = re.compile(r"(?<![\d.,_^])([1-9]\d{0,2})((?:(?P<gap>,|\{,\}|\\,|\\ | )\d{3})(?:(?P=gap)\d{3})*)(?![\d]|,\d)")
 _NUMBER = re.compile(
     r"(?P<whole>\d+)?(?:\.(?P<part>\d+)?(?:\\overline\s*\{(?P<repeat>\d+)\})?)?(?:[eE](?P<exponent>[-+]?\d{1,4})(?![\d.]))?"
 )
@@ -81,15 +102,22 @@ def clean(text: str) -> str:
     """One spelling for characters, sizes, spaces and aliases. Raises Unreadable for a text that is too long or too deep."""
     if len(text) > LONGEST:
         raise Unreadable("too long")
+    text = _SYSTEM.sub(_listed_equations, text)
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b\u207f]+", lambda m: "^{" + m.group().translate(_RAISED) + "}", text)
-    text = re.sub(r"\u221a\s*(\d+|[A-Za-z])", r"\\sqrt{\1}", text).replace("\u221a", r"\sqrt ")
+    text = re.sub(r"\u221a\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text).replace("\u221a", r"\sqrt ")
     text = "".join(_CHARACTERS.get(character, character) for character in text)
     text = re.sub(r"(?<!\\)\$([^$]+)(?<!\\)\$(?!\d)", r" \1 ", text.replace("$$", " "))  # a pair of them; one alone is a currency
     text = re.sub(r"\\[()\[\]]|(?<!\\)\$(?=[^\d]|$)", " ", text)
     text = re.sub(r"(?<!\\)\\(?= )", "", text).replace(r"\operatorname*", r"\operatorname")
     text = _COMMAND.sub(lambda m: _ALIASES.get(m[1], "\\" + m[1]), text)
+    text = _SCALE.sub(lambda m: rf"\cdot {SCALES[m[2].casefold()]} {m[1] or ''}", text)
     text = re.sub(r"\\text\{\s*\}", " ", text)
-    text = _FUNCTION_TEXT.sub(r"\\\1 ", text)
+    text = _FUNCTION_TEXT.sub(lambda m: f"\\{_ABROAD.get(m[1], m[1])} ", text)
+    text = _RATE.sub(r"\\text{\1/\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", _INTEGER.sub("", text)))
+    text = _DOTTED.sub(lambda m: rf"\overline{{{m[1]}{m[2] or ''}{m[3] or ''}}}", text)
+    text = re.sub(r"\\text\{([ei])\}", r" \1 ", text)  # the number e, and i, set upright
+    text = re.sub(r"\\begin\{array\}\s*\{[^{}]*\}", r"\\begin{matrix}", text).replace(r"\end{array}", r"\end{matrix}")
+    text = _TO.sub(":", _TIMES_TEN.sub(r"\\cdot ", re.sub(r"(?<![A-Za-z])([apAP])\.\s?([mM])(?![A-Za-z])", r"\1\2", text)))
     text = _WORDY.sub(lambda m: "\\" + ("infty" if m[1].startswith("inf") else m[1]) + " ", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?|\\circ(?![A-Za-z])", r"^\\circ ", text)
     text = text.replace("**", "^").replace("*", r"\cdot ").replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
@@ -97,6 +125,12 @@ def clean(text: str) -> str:
     if _depth(text) > DEEPEST:
         raise Unreadable("too deep")
     return " ".join(text.split())
+
+
+def _listed_equations(match: re.Match[str]) -> str:
+    """The equations of a system, one per line, as a list; anything else (a function by cases, a matrix) as it is."""
+    lines = [line.replace("&=", "=").strip() for line in match[2].strip().removesuffix(r"\\").split(r"\\")]
+    return ", ".join(lines) if all("=" in line and "&" not in line for line in lines) else match.group()
 
 
 def without_thousands(text: str) -> str:
@@ -151,7 +185,14 @@ class _Item:
 
 def explicit(text: str) -> str:
     """One expression as LaTeX without choices; see the module. Raises Unreadable."""
+    if prose(text):
+        raise Unreadable("words in an expression")
     return _Writer(text).write()
+
+
+def prose(text: str) -> bool:
+    """Whether words stand among numbers or other words: read as products, `5 feet 11 inches` would be `11 feet 5 inches`."""
+    return _PROSE.search(_SIGN.sub("+", text)) is not None
 
 
 class _Writer:
@@ -223,7 +264,7 @@ class _Writer:
         rest = self._text[self._at :].lstrip()
         if rest.startswith("_"):
             self._at = len(self._text) - len(rest) + 1
-            inner = re.sub(r"\\text\{(.*?)\}", r"\1", self._argument()).replace(" ", "")
+            inner = re.sub(r"\\text\{(.*?)\}", r"\1", self._argument(signed=True)).replace(" ", "")
             if not re.fullmatch(r"[A-Za-z0-9+-]+", inner):
                 raise Unreadable("subscript")
             self._items[-1] = _Item("operand", f"{self._items[-1].latex}_{{{inner}}}")
@@ -304,7 +345,8 @@ class _Writer:
     def _fraction(self) -> None:
         top, bottom = self._argument(), self._argument()
         whole = self._items[-1] if self._items and self._items[-1].kind == "number" else None
-        if whole is not None and whole.latex.isdigit() and top.strip().isdigit() and bottom.strip().isdigit() and int(top) < int(bottom):
+        mixed = whole is not None and whole.latex.isdigit() and re.fullmatch(r"\s*\d+\s*", top) and re.fullmatch(r"\s*\d+\s*", bottom)
+        if whole is not None and mixed and int(top) < int(bottom):
             self._items[-1] = _Item("operand", rf"({whole.latex}+\frac{{{int(top)}}}{{{int(bottom)}}})")
         else:
             self._operand(rf"\frac{{{explicit(top)}}}{{{explicit(bottom)}}}")
@@ -316,6 +358,8 @@ class _Writer:
         degree = ""
         if self._text[self._at : self._at + 1] == "[":
             degree = f"[{explicit(self._group())}]"
+        if re.match(r"\s*\d[\d.]", self._text[self._at :]):
+            raise Unreadable("a root of digits without braces")
         self._operand(rf"\sqrt{degree}{{{explicit(self._argument())}}}")
 
     def _decorated(self, name: str) -> None:
@@ -351,10 +395,16 @@ class _Writer:
             end = re.search(rf"[-+=,;)\]/|<>]|\\(?:cdot|{'|'.join(FUNCTIONS)})(?![A-Za-z])", rest[1:])
             stop = self._at + (end.start() + 1 if end else len(rest))
             inner, self._at = explicit(self._text[self._at : stop]), stop
-        if name == "exp" and not parts["_"] and not parts["^"]:
+        self._applied(name, inner, parts["_"], parts["^"])
+
+    def _applied(self, name: str, inner: str, base: str, power: str) -> None:
+        if name == "log":  # e to the power of a logarithm of another base is taken for its argument
+            quotient = rf"\frac{{\ln({inner})}}{{\ln({base[2:-1] or '10'})}}"
+            self._operand(f"({quotient}){power}" if power else quotient)
+        elif name == "exp" and not base and not power:
             self._operand(rf"e^{{{inner}}}")
         else:
-            self._operand(rf"\{name}{parts['_']}{parts['^']}({inner})")
+            self._operand(rf"\{name}{base}{power}({inner})")
 
     def _group(self) -> str:
         """The content of the bracket that opens here."""
@@ -371,7 +421,7 @@ class _Writer:
             raise Unreadable("argument missing")
         if rest[0] in "{(":
             return self._group()
-        match = re.match(r"\\[A-Za-z]+", rest) or (re.match(r"[-+]?(?:\d+|[A-Za-z]|\\[A-Za-z]+)", rest) if signed else None)
+        match = re.match(r"\\[A-Za-z]+", rest) or (re.match(r"[-+]?(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)", rest) if signed else None)
         taken = match.group() if match else rest[0]
         start, self._at = self._at, self._at + len(taken)
         for _ in range(_ARGUMENTS.get(taken, 0)):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.rewards.answers import Verifier, pick_number
-from paceline.rewards.boxes import after_marker
+from paceline.rewards.boxes import after_marker, spoken
 from paceline.rewards.maths import MathVerifier
 from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, Trajectory
@@ -17,7 +16,7 @@ from paceline.types.records import Prompt, Score, Trajectory
 Scorer = Callable[[Prompt, str], float]
 """Judges an answer to a prompt; for reasoning-gym `paceline.tasks.gym.scorer` makes one."""
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENS, _CLOSES = "<answer>", "</answer>"
 
 
 @dataclass(slots=True)
@@ -120,9 +119,10 @@ class TaskReward:
 
     def _extract(self, text: str) -> tuple[str | None, str]:
         if self.answer == "tag":
-            found = _TAG.findall(text)
-            answer = found[-1].strip() if found else ""
-            return (answer, "") if answer else (None, "no answer" if found or not text.strip() else "no <answer> tag")
+            before, closed, _ = spoken(text).rpartition(_CLOSES)
+            _, opened, inside = before.rpartition(_OPENS)
+            answer = inside.strip() if closed and opened else ""
+            return (answer, "") if answer else (None, "no answer" if (closed and opened) or not text.strip() else "no <answer> tag")
         scope = after_marker(text, self.marker)
         if scope is None:
             return None, "no marker"

@@ -7,6 +7,7 @@ transaction until `commit`, which returns when they are on disk; the driver call
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ def unused(path: Path) -> bool:
     """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
     if not path.exists():
         return True
-    database = _reading(path)
+    database = _read_only(path)
     try:
         return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
     except sqlite3.DatabaseError:
@@ -141,7 +142,7 @@ class LedgerReader:
             raise CheckpointError(f"{path}: there is no ledger here")
         self._path = path
         with _named(path):
-            self._database = _reading(path)
+            self._database = _read_only(path)
             self._database.execute("BEGIN")  # one moment of it, whatever is written meanwhile
 
     def lineages(self) -> list[Lineage]:
@@ -190,8 +191,8 @@ class LedgerReader:
         self._database.close()
 
 
-def _reading(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
 
 
 @contextmanager

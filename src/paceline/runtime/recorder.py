@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.core.account import Account, Row
 from paceline.core.commands import Command, Dispatch
@@ -45,6 +45,11 @@ class Recorder:
     def tokens(self) -> int:
         """Prompt and sampled tokens trained on, those of earlier lineages included."""
         return self._tokens
+
+    def recall(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Metrics of the updates before this life, in order: alarms compare with the beginning of the run, and tell nothing twice."""
+        for row in rows:
+            self._alarms.feed(row)
 
     def updated(self, command: Dispatch, groups: list[ScoredGroup], report: UpdateReport) -> None:
         """The trainer has done an update. Its row follows when the machine hears of it."""

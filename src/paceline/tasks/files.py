@@ -1,12 +1,14 @@
-"""Rows of JSONL and Parquet files and of saved datasets, with column mapping. A row that cannot be used comes out as a BadRow with its
-reason."""
+"""Rows of JSONL and Parquet files, of directories of them and of saved datasets, with column mapping. A row that cannot be used comes out
+as a BadRow with its reason."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,12 @@ from paceline.tasks.rows import BadRow, Row
 from paceline.types.errors import ConfigError, DataError
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
+_PARQUET = ".parquet"
+_NUMBERED = re.compile(r"[-_.]?[0-9]+(?:-of-[0-9]+)?$")
 _QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
 _GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model")
 _ROLES = ("system", "user", "assistant", "tool")
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
 _PLAIN_DIGITS = 4000
 """Python refuses to make an int of more than 4,300 digits from text; longer ones stay text."""
 
@@ -52,26 +57,41 @@ def check_columns(config: TaskConfig) -> None:
 def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, Any] | str]]:
     """(place, record or what is wrong) of every row, once the mapped columns are known to be there."""
     if path.is_dir():
-        return _arrow(config, path)
+        shards = _shards(path)
+        return chain.from_iterable(_records(config, shard) for shard in shards) if shards else _arrow(config, path)
     if not path.is_file():
-        raise DataError(f"task.path = {config.path!r}: no such file or directory")
+        raise DataError(f"task.path = {str(path)!r}: no such file or directory")
     if path.suffix in _JSON_SUFFIXES:
         lines = list(_json_lines(path))
         present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
         _require_columns(config, path, list(present))
         return lines
-    if path.suffix == ".parquet":
+    if path.suffix == _PARQUET:
         return _parquet(config, path)
     raise ConfigError(
-        f"task.path = {config.path!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, '.parquet'))}, or a saved dataset"
+        f"task.path = {str(path)!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, _PARQUET))}, a directory of such files, or a "
+        "saved dataset"
     )
 
 
+def _shards(path: Path) -> list[Path]:
+    """The files of a directory that are the parts of one table, by name; none where `datasets` saved one. Refuses those of several."""
+    if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return []
+    files = sorted(file for file in path.iterdir() if file.suffix in (*_JSON_SUFFIXES, _PARQUET))
+    tables = sorted({_NUMBERED.sub("", file.stem) + file.suffix for file in files})
+    if len(tables) > 1:
+        raise DataError(
+            f"task.path = {str(path)!r}: holds several tables ({', '.join(tables)}); name a file, or a directory with one of them"
+        )
+    return files
+
+
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """(place, record or what is wrong) per line that is not blank; a byte order mark is skipped."""
+    """(place, record or what is wrong) per line that is not blank; a byte order mark is skipped, also where files were joined."""
     with path.open("rb") as file:
         for line_number, line in enumerate(file, start=1):
-            content = line.removeprefix(b"\xef\xbb\xbf") if line_number == 1 else line
+            content = line.removeprefix(b"\xef\xbb\xbf")
             if content.strip():
                 yield f"{path.name} line {line_number}", _json_record(content)
 
@@ -104,11 +124,11 @@ def _parquet(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, An
         _require_columns(config, path, names)
         number = 0
         for batch in file.iter_batches(batch_size=256):
-            for record in _records_of(batch):
+            for record in _records_of(batch, path):
                 yield f"{path.name} row {number}", record
                 number += 1
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"task.path = {config.path!r}: not a readable Parquet file: {error}") from error
+        raise DataError(f"task.path = {str(path)!r}: not a readable Parquet file: {error}") from error
 
 
 def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -119,22 +139,44 @@ def _arrow(config: TaskConfig, path: Path) -> Iterator[tuple[str, dict[str, Any]
             with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
                 _require_columns(config, path, stream.schema.names)
                 for batch in stream:
-                    for record in (record for first in range(0, len(batch), 256) for record in _records_of(batch.slice(first, 256))):
+                    for record in (record for first in range(0, len(batch), 256) for record in _records_of(batch.slice(first, 256), file)):
                         yield f"{path.name} row {number}", record
                         number += 1
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}: not a readable Arrow file: {error}") from error
 
 
-def _records_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals."""
-    records: list[dict[str, Any]] = batch.to_pylist()
-    narrow = [(field.name, field.type.to_pandas_dtype()) for field in batch.schema if pa.types.is_floating(field.type)]
-    for name, kind in narrow:
-        if kind is not np.float64:
-            for record in records:
-                record[name] = None if record[name] is None else float(str(kind(record[name])))
+def _records_of(batch: pa.RecordBatch, path: Path) -> list[dict[str, Any]]:
+    """The rows of a batch. A float32 is the decimal that it was made of: 0.1, and not 0.10000000149011612, which no answer equals.
+    Times that Python does not have are text. Raises DataError for a column with other values that it does not have."""
+    records: list[dict[str, Any]] = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            values = column.to_pylist()
+        except (ValueError, OverflowError) as error:
+            if not pa.types.is_timestamp(field.type):
+                raise DataError(f"{path}: column {field.name!r} ({field.type}): {error}") from error
+            values = column.cast(pa.string()).to_pylist()  # to the nanosecond, or beyond the year 9999
+        records = records or [{} for _ in values]
+        widen = _widening(field.type)
+        for record, value in zip(records, values, strict=True):
+            record[field.name] = value if widen is None or value is None else widen(value)
     return records
+
+
+def _widening(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """How a value of a type becomes one without narrow floats in it; None where it has none. Lists stay: what is long is no gold."""
+    if pa.types.is_dictionary(kind):
+        return _widening(kind.value_type)
+    if pa.types.is_floating(kind):
+        narrow = kind.to_pandas_dtype()
+        return None if narrow is np.float64 else lambda value: float(str(narrow(value)))
+    if not pa.types.is_struct(kind):
+        return None
+    inner = {field.name: widen for field in kind if (widen := _widening(field.type)) is not None}
+    if not inner:
+        return None
+    return lambda value: {k: inner[k](item) if k in inner and item is not None else item for k, item in value.items()}
 
 
 def _data_files(path: Path) -> list[Path]:
@@ -152,7 +194,10 @@ def _data_files(path: Path) -> list[Path]:
 
 
 def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> None:
-    """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it."""
+    """Refuse a file that lacks a mapped column altogether, naming what is there and how to map it, or that has one twice."""
+    twice = sorted({name for name in present if present.count(name) > 1})
+    if twice:
+        raise DataError(f"{path}: {', '.join(map(repr, twice))} is the name of more than one column")
     problems = []
     for key, column, usual in _missing_columns(config, present):
         candidates = [name for name in usual if name in present]
@@ -208,6 +253,8 @@ def _question(value: Any) -> tuple[str, tuple[Mapping[str, Any], ...] | None]:
     if isinstance(value, str):
         if not value.strip():
             raise DataError("empty")
+        if _MESSAGES_AS_TEXT.match(value):
+            raise DataError("messages written as text; they must be a list")
         return value, None
     if not isinstance(value, list):
         raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a list of messages")
@@ -232,6 +279,8 @@ def _message(position: int, value: Any) -> Mapping[str, Any]:
 def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number")
+    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, Decimal) and not value.is_finite()):
+        raise DataError(f"{value} is no answer")  # a table's mark for a missing number, or one that was too large for a float
     text = str(value)
     if pattern is None:
         return text

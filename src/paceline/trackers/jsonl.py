@@ -59,6 +59,13 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return _surviving(list(_lines(Path(path))))
 
 
+def updates(path: Path, last: float = math.inf) -> Iterator[dict[str, float]]:
+    """The metrics of every update up to `last` that holds, in order: values that are finite numbers. Nothing where there is no file."""
+    for row in read(path) if path.is_file() else ():
+        if row["axis"] == "update" and row["step"] <= last:
+            yield {name: value for name, value in row.items() if isinstance(value, (int, float)) and name not in _RESERVED}
+
+
 def plain(name: str, value: Any) -> Any:
     """A value as JSON has it: numpy scalars and arrays become numbers and lists, non-finite numbers strings. ValueError names the
     metric."""

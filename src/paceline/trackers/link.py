@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+GIVEN_UP = threading.Event()
+"""Set when a service did not close at the end of a run: at the exit of the interpreter its package may wait for it, without end."""
 
 
 @dataclass(frozen=True, slots=True)

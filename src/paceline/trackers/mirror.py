@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.durable import sync, whole
 from paceline.ports.data import Tracker
+from paceline.trackers.link import GIVEN_UP
 from paceline.trackers.names import named
 
 RETRY_S = (5.0, 60.0)
@@ -93,6 +94,8 @@ class Mirror:
         self._thread.join(self._close_s)
         self._tell()
         left = sum(1 for _ in _rows_after(self._source, self._position.sent))
+        if left or self._thread.is_alive():
+            GIVEN_UP.set()
         if left:
             self._say(f"{self.name}: {left} rows are not sent; they are in {self._source}, and a resume sends them")
         elif self._thread.is_alive():
@@ -160,9 +163,10 @@ class Mirror:
             self._messages.append(f"{self.name}: {type(error).__name__}: {error}; its rows are kept in {self._source}, the run goes on")
 
     def _save(self, position: Position) -> None:
+        """Move on, and keep it. What could not be kept is not sent again by this process."""
+        self._position = position
         with whole(self._keep) as aside:
             aside.write_text(json.dumps(asdict(position)))
-        self._position = position
 
     def _tell(self) -> None:
         while self._messages:
@@ -172,7 +176,7 @@ class Mirror:
 def _read(path: Path) -> Position:
     try:
         return Position(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # none yet, or not ours: a run of its own, with all rows
+    except (OSError, ValueError, TypeError):  # none yet, or not ours: a run of its own, with all rows
         return Position(uuid.uuid4().hex)
 
 

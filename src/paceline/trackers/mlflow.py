@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from paceline.trackers.link import Link
@@ -16,6 +17,8 @@ RUN_TAG = "paceline.run"
 """Tag by which a run is found again."""
 AT_ONCE = 1000
 """Metrics that one call may carry."""
+REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+"""Errors of a row itself, a name of more than 250 characters say, which another attempt would not mend."""
 _FORBIDDEN = re.compile(r"[^\w .:/-]", re.ASCII)
 
 
@@ -31,8 +34,13 @@ class MlflowTracker:
         """Store one row."""
         now = time.time_ns() // 1_000_000
         metrics = [Metric(_FORBIDDEN.sub("_", name), value, now, step) for name, value in values.items()]
-        for first in range(0, len(metrics), AT_ONCE):
-            self._client.log_batch(self._run_id, metrics[first : first + AT_ONCE])
+        try:
+            for first in range(0, len(metrics), AT_ONCE):
+                self._client.log_batch(self._run_id, metrics[first : first + AT_ONCE])
+        except MlflowException as error:
+            if error.error_code in REFUSED:
+                raise ValueError(str(error)) from error
+            raise
 
     def close(self) -> None:
         """Mark the run as finished; idempotent."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, redirect_stdout
 from typing import Any
 
 import trackio
@@ -26,13 +28,20 @@ class TrackioTracker:
         """Wait until all is stored; idempotent."""
         if not self._closed:
             self._closed = True
-            self._run.finish()
+            with _aside():
+                self._run.finish()
 
 
 def open_tracker(link: Link) -> TrackioTracker:
     """The run, new or continued: trackio knows runs by their names, so the name carries the beginning of the id."""
     name = f"{link.name}-{link.run[:8]}"
-    run = trackio.init(
-        project=link.project, name=name, resume="allow", config=dict(link.config), embed=False, auto_log_gpu=False, auto_log_cpu=False
-    )
+    with _aside():
+        run = trackio.init(
+            project=link.project, name=name, resume="allow", config=dict(link.config), embed=False, auto_log_gpu=False, auto_log_cpu=False
+        )
     return TrackioTracker(run)
+
+
+def _aside() -> AbstractContextManager[Any]:
+    """trackio prints what it does; the standard output of a run has nothing but its updates."""
+    return redirect_stdout(sys.stderr)

@@ -19,7 +19,7 @@ from paceline.core.schedule import Resume, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A stretch that has ended."""
+    """A stretch that has ended. Times in seconds, on the clock of the records."""
 
     axis: Literal["update", "publish"]
     step: int

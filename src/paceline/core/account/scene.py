@@ -306,7 +306,7 @@ class Scene:
         self.frontier = noted(command.message)
 
 
-_ANSWERED = (c.RequestPrompts, c.Materialize, c.Dispatch, c.Publish, c.LoadWeights, c.Migrate, c.Abort, c.Evaluate, c.Checkpoint)
+_ANSWERED = tuple(kind for kind in c.ANSWERED if kind is not c.Admit)
 _ANSWERS: dict[type, type] = {
     e.UpdateFinished: c.Dispatch,
     e.Published: c.Publish,

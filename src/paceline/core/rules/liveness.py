@@ -13,24 +13,8 @@ from paceline.core.rules.book import Book
 from paceline.core.rules.fold import Check, Rule
 from paceline.core.schedule import Schedule
 
-KINDS: dict[str, type] = {
-    "prompts": c.RequestPrompts,
-    "admit": c.Admit,
-    "materialize": c.Materialize,
-    "dispatch": c.Dispatch,
-    "publish": c.Publish,
-    "load": c.LoadWeights,
-    "evaluate": c.Evaluate,
-    "checkpoint": c.Checkpoint,
-    "migrate": c.Migrate,
-    "abort": c.Abort,
-}
+KINDS: dict[str, type] = {kind: command for command, kind in c.ANSWERED.items()}
 """Waits for an answer that `Schedule.deadlines` can bound, and the command that opens each."""
-
-FLEET = "instances"
-"""The wait for any instance at all."""
-GROUPS = "groups"
-"""The trainer's wait: nothing is with it, updates remain, groups that could train are not terminal, and no evaluation keeps them back."""
 
 WORD = re.compile(r"[\w.-]*\w")
 
@@ -58,7 +42,7 @@ class Live(Rule):
     def __init__(self, schedule: Schedule, book: Book) -> None:
         super().__init__(schedule, book)
         self.seconds = {kind: seconds for kind, seconds in schedule.deadlines if kind in KINDS}
-        self.own = {kind: seconds for kind, seconds in schedule.deadlines if kind in (FLEET, GROUPS)}
+        self.own = {kind: seconds for kind, seconds in schedule.deadlines if kind in (c.FLEET, c.GROUPS)}
         """Deadlines of the waits that no single command stands for."""
         self.since: dict[str, float] = {}
         """When those began that go on now."""
@@ -98,7 +82,7 @@ class Live(Rule):
     def _note_own(self) -> None:
         """What the event before left, and its commands, began or ended the waits without a command of their own."""
         book = self.book
-        for kind, holds in ((FLEET, not book.instances), (GROUPS, book.wants_groups())):
+        for kind, holds in ((c.FLEET, not book.instances), (c.GROUPS, book.wants_groups())):
             if holds and self.started:
                 self.since.setdefault(kind, book.now)
             else:
@@ -114,7 +98,7 @@ class Live(Rule):
                 self.overdue.add(name)
         self.due = due
         self.overdue.discard("")
-        if GROUPS in self.overdue:
+        if c.GROUPS in self.overdue:
             self.wanted = {str(index) for index in self.book.wanted()}
         return message
 
