@@ -1,10 +1,11 @@
 """How fast does the engine decode? Tokens per second at batch 1, 8, 32 and 64, one thread and two, float32 and bfloat16, beside others.
 
-The engine runs as in a rollout: answers of mixed lengths (half to all of --tokens) in groups of eight, twice as many as there are slots, so
-that answers join while others decode; a rate is what was sampled, log-probs included, until the queue was empty, over the seconds that it
-took, prefill included. transformers' `generate` and vLLM (CPU build, in an environment of its own, made at --venv) get what is best for
-them: one batch of answers that all have --tokens tokens, without log-probs. Each side is a process of its own with its own threads; sides
-take turns, --repeats times; a finished one is a line of RUNS/sides.jsonl and does not run again.
+The engine runs as in a rollout: answers of mixed lengths (half to all of --tokens) in groups of eight (alone at batch 1), twice as many as
+there are slots, so that answers join while others decode; a rate is what was sampled, log-probs included, until the queue was empty, over
+the seconds that it took, prefill included. transformers' `generate` and vLLM (CPU build, in an environment of its own, made at --venv) get
+what is best for them: one batch of answers that all have --tokens tokens, without log-probs. Each side is a process of its own with its own
+threads; sides take turns, --repeats times; a finished one is a line of RUNS/sides.jsonl and does not run again while the code stays as it
+is. Where vLLM cannot be installed or imported the figures say why; `--only paceline transformers` leaves it out.
 
 The limit of a step is the time to read the weights once, or their products at the rate of a large product, whichever is longer, both
 measured in the same processes. Usage: python benchmarks/decode.py [--tiny] [--only paceline transformers] [--venv DIR]
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from evidence import ROOT, Quiet, best_seconds, commit, measured
+from evidence import ROOT, Quiet, best_seconds, measured, sources
 from paceline.config.schema import ModelConfig
 from paceline.models.load import resolve
 from paceline.models.packed import PackedModel
@@ -64,18 +65,18 @@ class Job:
 
 def prompts_of(batch: int, answers: int) -> list[list[int]]:
     """The prompt of each answer, in groups; other ones for every batch size, so that no cache knows them."""
-    found = [prompt.ids.tolist() for prompt in prompts(100 * batch, -(-answers // GROUP))]
-    return [found[index // GROUP] for index in range(answers)]
+    size = min(GROUP, batch)
+    found = [prompt.ids.tolist() for prompt in prompts(100 * batch, -(-answers // size))]
+    return [found[index // size] for index in range(answers)]
 
 
 def requests(batch: int, tokens: int) -> list[Request]:
     """Twice a batch and a few more, of mixed lengths."""
-    answers = 2 * batch + 6
+    answers, size = 2 * batch + 6, min(GROUP, batch)
     lengths = np.random.default_rng(0).integers(tokens // 2, tokens, size=answers, endpoint=True)
     asked = [np.array(prompt, dtype=np.int32) for prompt in prompts_of(batch, answers)]
     return [
-        Request(index // GROUP, index % GROUP, 1, asked[index], Sampling(int(lengths[index])), seed=1, version=0)
-        for index in range(answers)
+        Request(index // size, index % size, 1, asked[index], Sampling(int(lengths[index])), seed=1, version=0) for index in range(answers)
     ]
 
 
@@ -185,6 +186,7 @@ def vllm_environment(directory: Path) -> tuple[Path, str]:
         [sys.executable, "-m", "venv", str(directory)],
         [str(python), "-m", "pip", "install", "-q", *VLLM],
         [str(python), "-m", "pip", "uninstall", "-q", "-y", *NOT_WANTED],
+        [str(python), "-c", "import vllm"],
     )
     for step in () if done.exists() else steps:
         ended = subprocess.run(step, capture_output=True, text=True, check=False)
@@ -203,7 +205,7 @@ def compare(jobs: Sequence[Job], repeats: int, runs: Path, venv: Path) -> dict[s
     wanted = [job for job in jobs if not (why and job.side == "vllm")]
     kept, found = Kept(runs / "sides.jsonl"), {job: [] for job in wanted}
     for repeat, job in itertools.product(range(repeats), wanted):
-        settings = asdict(job) | {"repeat": repeat, "commit": commit()}
+        settings = asdict(job) | {"repeat": repeat, "sources": sources()}
         found[job].append(kept.once(settings, lambda job=job: run(job, runs, python)))
     cells = {
         f"{dtype}, {threads} threads": _cell(found, dtype, threads)
@@ -264,7 +266,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evidence-decode")
     parser.add_argument("--venv", type=Path, default=ROOT / "runs" / "vllm-venv")
-    parser.add_argument("--only", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--only", nargs="+", choices=SIDES, help="sides to measure; default all of them, with --tiny all but vllm")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
@@ -277,9 +279,10 @@ def main() -> None:
         return
     arguments.runs.mkdir(parents=True, exist_ok=True)
     tokens, batches, repeats = (8, (1, 8), 1) if arguments.tiny else (arguments.tokens, tuple(arguments.batches), arguments.repeats)
+    sides = arguments.only or (SIDES[:2] if arguments.tiny else SIDES)
     jobs = [
         Job(side, dtype, threads, tokens, batches)
-        for threads, dtype, side in itertools.product(arguments.threads, arguments.dtypes, arguments.only)
+        for threads, dtype, side in itertools.product(arguments.threads, arguments.dtypes, sides)
         if side != "vllm" or dtype == "bfloat16"
     ]
     if arguments.tiny:

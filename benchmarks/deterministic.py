@@ -1,61 +1,69 @@
-"""What `run.deterministic` costs: sampled tokens per second and seconds per update, beside the normal mode, with the real model.
+"""What `run.deterministic` gives and costs, with the real model, in bfloat16 and float32.
 
 Per batch size, both modes decode the same requests in turn (answers of forced lengths, half to all of --tokens, one prompt per group of
 eight), then both trainers take the same groups, accumulate them and step. `same_tokens` is the share of answers that are equal token for
 token in both modes; `same_bits_in_other_order` the share of those whose tokens and log-probs are equal to the last bit when they are asked
-for in the reverse order: all of them in deterministic mode. Each repeat runs both modes; medians.
-Usage: python benchmarks/deterministic.py [--model DIRECTORY] [--dtype bfloat16] [--threads 1] [--repeats 5] ...
+for in the reverse order: all of them in deterministic mode. Each repeat runs both modes; medians. Then whole runs of the quickstart's
+recipe, a few updates long, with rewards that differ within every group, in deterministic mode: serial, serial again, and pipelined with
+other slots and dispatches; which of them have every bit of the first one's weights and moments. Exits with 1 where bits differ that may
+not. A run needs 3 GB of disk while it lasts.
+Usage: python benchmarks/deterministic.py [--tiny] [--dtypes float32] [--threads 1] [--repeats 3] ...
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import hashlib
+import json
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from evidence import measured
-from paceline.config.memory import kv_tokens_needed
+from evidence import ROOT, Quiet, measured
+from lengths import REWARD
+from paceline.cli import wire
+from paceline.config.load import load as load_config
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load
+from paceline.models.smollm2 import NAME
 from paceline.ports.rollout import Failure
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.records import LOGPROB, Prompt, Request, Sampling, Score, ScoredGroup, Trajectory
+from serving import RECIPE, engine, loaded, prompts, spread
 
-PROMPT, GROUP = 48, 8
+GROUP, TRAINED = 8, 32
+"""Answers of a group, answers of an update."""
 MODES = {"normal": False, "deterministic": True}
+UPDATES = 2
+RUNS: Mapping[str, Sequence[str]] = {
+    "serial": (),
+    "serial, again": (),
+    "pipelined": ("schedule.preset=pipelined", "schedule.groups_per_dispatch=1", "rollout.slots=12"),
+}
+"""Runs of a few updates with U = R = 4 groups; the first is what the others are compared with."""
+KEPT = ("master.safetensors", "optimizer.safetensors")
 
 
 def requests(batch: int, tokens: int) -> list[Request]:
-    """A batch of answers in groups of `GROUP`; ends are forced by their lengths."""
-    generator = np.random.default_rng(0)
-    prompts = generator.integers(5, 200, size=(batch, PROMPT)).astype(np.int32)
-    lengths = generator.integers(tokens // 2, tokens, size=batch, endpoint=True)
-    return [Request(i // GROUP, i % GROUP, 1, prompts[i // GROUP], Sampling(int(lengths[i])), seed=1, version=0) for i in range(batch)]
+    """A batch of answers to the quickstart's prompts in groups of `GROUP`; ends are forced by their lengths."""
+    asked = [prompt.ids for prompt in prompts(0, -(-batch // GROUP))]
+    lengths = np.random.default_rng(0).integers(tokens // 2, tokens, size=batch, endpoint=True)
+    return [Request(i // GROUP, i % GROUP, 1, asked[i // GROUP], Sampling(int(lengths[i])), seed=1, version=0) for i in range(batch)]
 
 
-def made_engine(model: ModelConfig, batch: int, tokens: int, deterministic: bool) -> TorchEngine:
-    """An engine that never meets an end-of-sequence token."""
-    loaded = load(model)
-    loaded = type(loaded)(loaded.model, loaded.directory, (), loaded.pad_id)
-    capacity = batch * kv_tokens_needed(PROMPT, tokens)
-    return TorchEngine(
-        loaded, instance="e", slots=batch, kv_tokens=capacity, decode=str, clock=time.perf_counter, deterministic=deterministic
-    )  # fmt: skip
-
-
-def decode(engine: TorchEngine, work: Sequence[Request]) -> tuple[float, list[Trajectory]]:
+def decode(serving: TorchEngine, work: Sequence[Request]) -> tuple[float, list[Trajectory]]:
     """Sampled tokens per second, prefill included, and the answers in order of (group, sample)."""
-    engine.submit(work)
+    serving.submit(work)
     found: list[Trajectory] = []
     started = time.perf_counter()
     while len(found) < len(work):
-        for result in engine.step():
+        for result in serving.step():
             assert not isinstance(result, Failure), result
             found.append(result)
     seconds = time.perf_counter() - started
@@ -95,35 +103,32 @@ def update(trainer: TorchTrainer, groups: Sequence[ScoredGroup]) -> float:
     return time.perf_counter() - started
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
-    return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
-
-
 def decoding(model: ModelConfig, batch: int, tokens: int, repeats: int) -> dict[str, Any]:
     """Both modes at one batch size, in turn."""
-    engines = {mode: made_engine(model, batch, tokens, flag) for mode, flag in MODES.items()}
-    work = requests(batch, tokens)
+    weights, work = loaded(model, ends=False), requests(batch, tokens)
+    engines = {mode: engine(weights, batch, tokens, deterministic=flag) for mode, flag in MODES.items()}
     rates: dict[str, list[float]] = {mode: [] for mode in MODES}
     answers: dict[str, list[Trajectory]] = {}
-    for engine in engines.values():
-        decode(engine, work)
+    for serving in engines.values():
+        decode(serving, work)
     for _ in range(repeats):
-        for mode, engine in engines.items():
-            rate, answers[mode] = decode(engine, work)
+        for mode, serving in engines.items():
+            rate, answers[mode] = decode(serving, work)
             rates[mode].append(rate)
     same = [np.array_equal(a.ids, b.ids) for a, b in zip(*answers.values(), strict=True)]
-    other = {mode: share_of_bits(answers[mode], decode(engine, work[::-1])[1]) for mode, engine in engines.items()}
-    assert other["deterministic"] == 1.0, other
-    ratios = [slow / fast for fast, slow in zip(rates["normal"], rates["deterministic"], strict=True)]
-    figures = {mode: spread(values) for mode, values in rates.items()}
+    other = {mode: share_of_bits(answers[mode], decode(serving, work[::-1])[1]) for mode, serving in engines.items()}
     return {
         "batch": batch,
-        "tokens_per_s": figures,
-        "ratio": spread(ratios),
+        "tokens_per_s": {mode: spread(values, 1) for mode, values in rates.items()},
+        "ratio": _ratio(rates),
         "same_tokens": round(float(np.mean(same)), 3),
         "same_bits_in_other_order": other,
     }
+
+
+def _ratio(values: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Deterministic over normal, repeat by repeat."""
+    return spread([exact / usual for usual, exact in zip(values["normal"], values["deterministic"], strict=True)])
 
 
 def share_of_bits(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> float:
@@ -133,9 +138,9 @@ def share_of_bits(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> f
     return round(float(np.mean(equal)), 3)
 
 
-def training(model: ModelConfig, batch: int, tokens: int, repeats: int) -> dict[str, Any]:
+def training(model: ModelConfig, tokens: int, repeats: int) -> dict[str, Any]:
     """Both trainers on the same groups, in turn."""
-    _, answers = decode(made_engine(model, batch, tokens, False), requests(batch, tokens))
+    _, answers = decode(engine(loaded(model, ends=False), TRAINED, tokens), requests(TRAINED, tokens))
     trainers = {mode: made_trainer(model, tokens, flag) for mode, flag in MODES.items()}
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     groups = scored(answers)
@@ -144,25 +149,71 @@ def training(model: ModelConfig, batch: int, tokens: int, repeats: int) -> dict[
     for _ in range(repeats):
         for mode, trainer in trainers.items():
             times[mode].append(update(trainer, groups))
-    ratios = [slow / fast for fast, slow in zip(times["normal"], times["deterministic"], strict=True)]
-    return {"groups": len(groups), "seconds_per_update": {mode: spread(values) for mode, values in times.items()}, "ratio": spread(ratios)}
+    return {"groups": len(groups), "seconds_per_update": {mode: spread(values) for mode, values in times.items()}, "ratio": _ratio(times)}
+
+
+def runs(model: ModelConfig, threads: int, scratch: Path) -> dict[str, Any]:
+    """Whole runs in deterministic mode: seconds, and whether weights and moments have the bits of the first one's."""
+    words = [f"run.dir={scratch}", "run.deterministic=true", f"run.updates={UPDATES}", "schedule.groups_per_update=4", "eval.every=0"]
+    words += [f"model.path={model.path}", f"model.dtype={model.dtype}", *(f"reward.0.{key}={value}" for key, value in REWARD.items())]
+    words += [f"pool.rollout_threads={threads}", f"pool.trainer_threads={threads}"]
+    found: dict[str, Any] = {}
+    for name, how in RUNS.items():
+        shutil.rmtree(scratch, ignore_errors=True)
+        started = time.perf_counter()
+        outcome = wire.train(load_config(RECIPE, [*words, *how]))
+        assert outcome.ok, outcome.reason
+        seconds = round(time.perf_counter() - started, 1)
+        rows = [json.loads(line) for line in (scratch / "metrics.jsonl").read_text().splitlines()]
+        norms = [row["grad_norm"] for row in rows if row["axis"] == "update"]
+        assert len(norms) == UPDATES, norms
+        assert all(norms), "an update without a gradient would prove nothing"
+        checkpoint = scratch / "checkpoints" / f"step-{UPDATES}"
+        bits = {file: hashlib.sha256((checkpoint / file).read_bytes()).hexdigest() for file in KEPT}
+        found[name] = {"seconds": seconds, "gradient_norms": norms, "sha256": bits}
+    shutil.rmtree(scratch)
+    return found
+
+
+def measure(model: ModelConfig, threads: int, tokens: int, batches: Sequence[int], repeats: int, scratch: Path) -> dict[str, Any]:
+    """Everything in one dtype."""
+    with Quiet() as quiet:
+        found = {
+            "decoding": [decoding(model, batch, tokens, repeats) for batch in batches],
+            "training": training(model, tokens, repeats),
+            "runs": runs(model, threads, scratch),
+        }
+    exact = all(row["same_bits_in_other_order"]["deterministic"] == 1.0 for row in found["decoding"])
+    equal = len({json.dumps(run["sha256"]) for run in found["runs"].values()}) == 1
+    found |= {"runs_have_equal_bits": equal, "holds": exact and equal, "other_load": quiet.found}
+    print(model.dtype, json.dumps(found), flush=True)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=NAME)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=("bfloat16", "float32"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "evidence-deterministic", help="where the runs lie")
+    parser.add_argument("--tiny", action="store_true", help="a smoke test: one repeat of a few tokens, nothing written")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    model = ModelConfig(path=chosen.model, dtype=chosen.dtype)
-    with measured("deterministic", repeats=chosen.repeats) as figures:
-        figures |= {"model": chosen.model, "dtype": chosen.dtype, "threads": chosen.threads, "tokens": chosen.tokens}
-        figures["decoding"] = [decoding(model, batch, chosen.tokens, chosen.repeats) for batch in chosen.batches]
-        figures["training"] = training(model, max(chosen.batches), chosen.tokens, chosen.repeats)
+
+    def _all(tokens: int, batches: Sequence[int], repeats: int) -> dict[str, Any]:
+        models = [ModelConfig(path=chosen.model, dtype=dtype) for dtype in chosen.dtypes]
+        return {model.dtype: measure(model, chosen.threads, tokens, batches, repeats, chosen.runs) for model in models}
+
+    if chosen.tiny:
+        found = _all(6, (1, 8), 1)
+    else:
+        with measured("deterministic", repeats=chosen.repeats) as figures:
+            found = _all(chosen.tokens, chosen.batches, chosen.repeats)
+            figures |= {"model": chosen.model, "threads": chosen.threads, "tokens": chosen.tokens, "dtypes": found}
+    raise SystemExit(0 if all(one["holds"] for one in found.values()) else "bits differ that deterministic mode promises to be equal")
 
 
 if __name__ == "__main__":

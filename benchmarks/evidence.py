@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -93,11 +94,21 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit that was measured; `+` marks changes in tracked files."""
+    return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+def sources(root: Path = ROOT) -> str:
+    """A digest of the code that is measured, as it lies there now: what was measured with other code does not count."""
+    digest = hashlib.sha256()
+    listed = _git("ls-files", "--cached", "--others", "--exclude-standard", "src", "benchmarks", "recipes", root=root)
+    for name in sorted({*listed.splitlines()}):
+        file = root / name
+        digest.update(f"{name}|{hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ''}|".encode())
+    return digest.hexdigest()[:16]
+
+
+def _git(*arguments: str, root: Path = ROOT) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def installed(package: str) -> str | None:

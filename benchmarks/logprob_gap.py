@@ -63,13 +63,14 @@ def _drained(serving: Any, count: int) -> list[Trajectory]:
 
 
 @torch.no_grad()
-def scored(model: PackedModel, sequences: Sequence[TrainingSequence], trainer: TrainerConfig) -> Floats:
+def scored(model: PackedModel, sequences: Sequence[TrainingSequence], trainer: TrainerConfig, temperature: float) -> Floats:
     """Log-prob of every sampled token as the trainer computes it, in the order of the sequences."""
     parts = []
     for batch in plan(sequences, trainer.micro_batch_tokens).batches:
         packed = pack([sequences[index] for index in batch.sequences])
         hidden = model.hidden(packed.ids, packed.positions, block_attend(packed.blocks, model.shape.scale, torch.device("cpu")))
-        parts.append(token_logprobs(hidden[packed.rows], packed.targets, model.logits, chunk=trainer.head_chunk).logp)
+        scores = token_logprobs(hidden[packed.rows], packed.targets, model.logits, temperature=temperature, chunk=trainer.head_chunk)
+        parts.append(scores.logp)
     return torch.cat(parts).double().numpy()
 
 
@@ -81,7 +82,7 @@ def differences(config: Config, tokens: int) -> tuple[Floats, dict[str, Any]]:
         sequences = training_sequences(groups, AlgorithmConfig(), filtered=False, max_tokens=config.rollout.max_tokens)
         answers += len(sequences)
         recorded = np.concatenate([sequence.full for sequence in sequences]).astype(np.float64)
-        parts.append(scored(model, sequences, config.trainer) - recorded)
+        parts.append(scored(model, sequences, config.trainer, config.rollout.temperature) - recorded)
     found = np.concatenate(parts)
     return found, {"tokens": len(found), "answers": answers, "seconds": round(time.perf_counter() - started)}
 

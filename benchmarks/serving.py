@@ -79,7 +79,7 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
 
 
 class Kept:
-    """Results by what they depend on, one line each in a file, so that a script can be interrupted."""
+    """Results by what they depend on, code included, one line each in a file, so that a script can be interrupted."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ def rate(llm: Any, prompts: list[list[int]], tokens: int) -> float:
 
 
 def main() -> None:
-    """Measure every batch once; the first batch runs before that, to warm up."""
+    """Measure every batch once, after answers to the prompts of `warm_up`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "job", type=Path, help="JSON: model, dtype, tokens, batches (prompt ids of each answer, by batch size), warm_up, out"

@@ -154,6 +154,23 @@ def test_a_row_gives_the_same_bits_alone_and_among_rows_with_other_settings():
         assert alone.logprob_kept.item() == together.logprob_kept[i].item()
 
 
+def test_the_set_that_a_row_keeps_depends_on_no_neighbour_even_where_a_token_stands_at_the_edge_of_the_mass():
+    """A lone row is summed by all threads, and a neighbour with a large top_k widens the search: neither may move an edge."""
+    vocabulary = 50_000
+    weights = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(5)).mul(2).softmax(-1)
+    mass, total = weights.sort(descending=True).values.cumsum(-1)[0].double(), weights.double().sum()
+    torch.set_num_threads(2)
+    try:
+        for count in range(900, 1200, 7):
+            top_p = (mass[count] / total)[None]
+            alone = keep_mask(weights, top_p, torch.tensor([0]))
+            for other in (0, 3000, vocabulary):
+                beside = keep_mask(weights.repeat(2, 1), top_p.repeat(2), torch.tensor([0, other]))
+                assert torch.equal(beside[:1], alone), (count, other)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_the_given_logits_are_left_untouched():
     logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(4))
     before = logits.clone()

@@ -155,9 +155,9 @@ def test_memory_items_follow_their_formulas() -> None:
     assert SMALL.parameters == 2 * 80 + 2 * (64 + 32 + 32 + 64 + 384 + 16) + 8
     found, n = items(config(*FEW, "trainer.micro_batch_tokens=20")), SMALL.parameters
     assert found["engine", "weights"] == 2 * n + (2 * n - 80 * 2) + 80 * 4
+    assert found["engine", "head to be packed"] == 80 * 4
     assert found["engine", "KV cache"] == 2 * 2 * 2 * 2 * 4 * 3 * 64, "a page each for prompt and answer, held in float32"
     assert found["engine", "logits"] == 2 * 3 * 10 * 4
-    assert found["engine", "weights on their way"] == 2 * n
     assert found["trainer", "master weights"] == found["trainer", "gradients"] == 4 * n
     assert found["trainer", "AdamW moments"] == 8 * n
     assert found["trainer", "rounded head"] == 4 * 80
@@ -195,11 +195,12 @@ def test_every_version_that_an_instance_holds_has_a_copy_of_the_weights() -> Non
     assert items(c, PACKAGED["smollm2-135m"])["engine", "weights"] == 2 * (2 * 2 * 134_515_008 + 2 * 49_152 * 576)
 
 
-def test_float32_needs_no_second_copy_and_a_reference_model_is_counted() -> None:
+def test_float32_needs_no_rounded_head_and_a_reference_model_is_packed_like_the_engines_weights() -> None:
     c = config("model.dtype=float32", "algorithm.kl=k3", "algorithm.kl_weight=0.1", "rollout.kv_tokens=1000")
     found = items(c, PACKAGED["smollm2-135m"])
     assert ("trainer", "rounded head") not in found
-    assert found["trainer", "reference model"] == found["engine", "weights"] == 4 * 134_515_008
+    assert found["trainer", "reference model"] == found["engine", "weights"] == 2 * 4 * 134_515_008
+    assert items(config("model.dtype=float64"))["engine", "weights"] == 8 * SMALL.parameters, "no kernel packs float64"
     assert found["engine", "KV cache"] == 2 * 30 * 3 * 64 * 4 * 1000
 
 

@@ -155,6 +155,12 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("slim_decoder_only", (*GYM, "model.implementation=transformers", "trainer.checkpoint_activations=true")),
     ("slim_decoder_only", (*GYM, "model.implementation=transformers", "trainer.compile=true")),
     ("deterministic_kernels", (*GYM, "run.deterministic=true", "trainer.compile=true")),
+    ("deterministic_on_cpus", (*GYM, "run.deterministic=true", "pool.trainer_device=cuda")),
+    ("deterministic_on_cpus", (*GYM, "run.deterministic=true", "pool.rollout_devices=['cuda:1']")),
+    ("devices_for_instances", (*GYM, "pool.rollout_devices=[]")),
+    ("devices_for_instances", (*GYM, "pool.rollout_devices=['cuda:0', 'cuda:1']")),
+    ("pool_rollout_devices_no_effect", (*EMULATED, "pool.rollout_devices=['cuda']")),
+    ("pool_trainer_device_no_effect", (*EMULATED, "pool.trainer_device=cuda")),
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [

@@ -62,7 +62,7 @@ def alone(models):
 def test_slots_neighbours_and_order_change_no_bit(models, alone, name, slots):
     work = workload()
     order = np.random.default_rng(slots).permutation(len(work))
-    serving = engine(models[name], slots=slots, deterministic=True)
+    serving = engine(models[name], slots=slots, deterministic=True, prefill_tokens=9)
     serving.submit([work[index] for index in order])
     assert bits(drain(serving)) == alone[name]
 

@@ -175,6 +175,22 @@ def test_trajectories_that_find_no_page_wait_with_their_state_and_keep_their_tur
     assert target.load_state().kv_used == 0
 
 
+def test_those_that_run_and_those_that_wait_with_the_same_prompt_move_on_together(model, tmp_path):
+    requests = [request(0, s, prompt(0, 10), max_tokens=12) for s in range(4)]
+    source, narrow, target = engine(model), engine(model, slots=2), engine(model)
+    source.submit(requests)
+    steps(source, 3)
+    everyone = [(0, s) for s in range(4)]
+    source.hand_over(everyone, str(tmp_path / "state"))
+    narrow.take_in(str(tmp_path / "state"))
+    steps(narrow, 2)
+    assert (narrow.load_state().running, narrow.load_state().waiting) == (2, 2)
+    assert len(narrow.hand_over(everyone, str(tmp_path / "state"))) == 4
+    assert target.take_in(str(tmp_path / "state")).prefilled_tokens == 0
+    same(drain(target), alone(model, requests), 1e-12)
+    assert target.prefilled == 0
+
+
 def test_keys_and_values_of_older_weights_move_too_and_only_their_own_trajectories_use_them(tmp_path):
     paths = [str(tiny(tmp_path / f"v{seed}", seed=seed)[0].directory) for seed in range(2)]
 

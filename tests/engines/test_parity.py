@@ -121,6 +121,38 @@ def test_tokens_are_the_same_for_any_slots_page_size_order_and_joining_time(mode
         assert largest_gap(model[0], got, temperature_of) <= 1e-10
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_long_prompt_is_read_in_parts_between_the_tokens_of_those_who_decode(model, deterministic):
+    first, long = request(0, 0, prompt(0, 5), max_tokens=30), [request(1, s, prompt(1, 60), max_tokens=6) for s in range(3)]
+    serving = engine(model, prefill_tokens=16, deterministic=deterministic)
+    serving.submit([first])
+    serving.step()
+    serving.submit(long)
+    seen, results = [], {}
+    for _ in range(6):
+        before = serving.prefilled, serving.load_state().tokens
+        results |= {(t.group, t.sample): t for t in serving.step()}
+        seen.append((serving.prefilled - before[0], serving.load_state().tokens - before[1]))
+    assert seen == [(16, 1), (16, 1), (16, 1), (12, 4), (0, 4), (0, 4)]
+    results |= drain(serving)
+    alone = engine(model)
+    alone.submit([first, *long])
+    assert {key: t.ids.tolist() for key, t in results.items()} == {key: t.ids.tolist() for key, t in drain(alone).items()}
+    assert largest_gap(model[0], results, lambda key: 1.0) <= 1e-10
+
+
+def test_a_prompt_whose_reading_has_begun_is_read_by_new_weights_from_its_beginning(model, tmp_path):
+    other = tiny(tmp_path / "other", seed=5)
+    serving = engine(tiny(tmp_path / "first"), prefill_tokens=16)
+    serving.load(WeightsRef(0), str(tmp_path / "first"))
+    serving.submit([request(0, 0, prompt(0, 60))])
+    serving.step()
+    assert serving.load_state().tokens == 0
+    serving.load(WeightsRef(1), str(other[0].directory), "keep", 0)
+    assert largest_gap(other[0], drain(serving), lambda key: 1.0) <= 1e-10
+    assert serving.prefilled == 16 + 60
+
+
 def test_preempted_trajectories_come_back_with_the_tokens_they_would_have_had(model):
     requests = [request(g, s, prompt(g, 10), max_tokens=40) for g in range(3) for s in range(4)]
     roomy, tight = engine(model, slots=12), engine(model, slots=12, kv_tokens=80)

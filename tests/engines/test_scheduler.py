@@ -30,8 +30,10 @@ def scheduler(pages, slots, size=2, prefill_tokens=1000):
 def advance(planner, step):
     """Give every row of a step a token (its number in the row, from 1); end those that are done."""
     done = []
-    for prompt in step.fresh:
-        prompt.last = torch.zeros(1)
+    for part in step.parts:
+        if part.stop == len(part.prompt.ids):
+            part.prompt.last = torch.zeros(1)
+    assert all(row.prompt.last is not None for row in step.rows)
     for row in step.rows:
         row.tokens.append(len(row.tokens) + 1)
         if row.job.ending.after(row.tokens):
@@ -61,7 +63,7 @@ def test_every_job_that_fits_alone_ends_once_with_all_its_tokens_and_nothing_lea
         step = planner.plan()
         assert oldest is None or planner.running[0] is oldest
         assert len(planner.running) <= slots
-        assert step.decode or step.joins or not planner.waiting
+        assert step.decode or step.joins or step.parts or not planner.waiting
         for row in step.decode:
             assert len(row.own.places) == pool.needed(len(row.tokens))
         ended += advance(planner, step)
@@ -74,7 +76,7 @@ def test_every_job_that_fits_alone_ends_once_with_all_its_tokens_and_nothing_lea
 @settings(max_examples=100, deadline=None)
 @given(works, st.integers(4, 14), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24)), max_size=10))
 def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, pages, aborts):
-    planner, pool = scheduler(pages, 4)
+    planner, pool = scheduler(pages, 4, prefill_tokens=4)
     expected, ended = submitted(planner, work), []
     for now in range(2000):
         ended += advance(planner, planner.plan())
@@ -90,7 +92,7 @@ def test_aborts_at_any_moment_leave_the_others_whole_and_free_every_page(work, p
 @settings(max_examples=200, deadline=None)
 @given(works, st.integers(3, 14), st.integers(1, 6), st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=6))
 def test_new_weights_at_any_moment_reach_every_job_and_no_row_starts_on_a_prompt_of_old_ones(work, pages, slots, updates):
-    planner, pool = scheduler(pages, slots)
+    planner, pool = scheduler(pages, slots, prefill_tokens=4)
     expected, ended, version = submitted(planner, work), [], 0
     for now in range(3000):
         for _, rebuild in [update for update in updates if update[0] == now]:
@@ -98,7 +100,7 @@ def test_new_weights_at_any_moment_reach_every_job_and_no_row_starts_on_a_prompt
             version += 1
         step = planner.plan()
         assert all(row.job.version == version for row in step.rows)
-        assert all(prompt.version == version for prompt in step.fresh)
+        assert all(part.prompt.version == version for part in step.parts)
         assert all(row.prompt.version == version for row in step.joins)
         assert all(row.prompt.version in (version, GONE) for row in step.decode)
         ended += advance(planner, step)
@@ -141,13 +143,34 @@ def test_a_preempted_job_waits_until_there_is_room_for_what_it_had():
     assert pool.free == 7
 
 
-def test_prompts_are_packed_up_to_the_prefill_limit_and_one_prompt_always_goes():
+def test_prompts_are_packed_up_to_the_prefill_limit_and_longer_ones_read_in_parts():
     planner, _ = scheduler(pages=50, slots=9, prefill_tokens=10)
-    for number, length in enumerate((14, 4, 6, 1)):
-        planner.submit(job(number, (number, length), 3, 3))
-    assert [len(p.ids) for p in planner.plan().fresh] == [14]
-    assert [len(p.ids) for p in planner.plan().fresh] == [4, 6]
-    assert [len(p.ids) for p in planner.plan().fresh] == [1]
+    for number, length in enumerate((4, 27, 3, 6, 1)):
+        planner.submit(job(number, (number, length), 9, 9))
+    steps = []
+    while planner.waiting:
+        step = planner.plan()
+        assert not advance(planner, step)
+        steps.append(([(part.prompt.ids[0], part.start, part.stop) for part in step.parts], len(step.rows)))
+    assert steps == [([(0, 0, 4)], 1), ([(1, 0, 10)], 1), ([(1, 10, 20)], 1), ([(1, 20, 27), (2, 0, 3)], 3), ([(3, 0, 6), (4, 0, 1)], 5)]
+
+
+def test_a_prompt_in_parts_gives_its_pages_to_a_row_that_needs_them_and_to_an_abort_and_is_read_again():
+    planner, pool = scheduler(pages=8, slots=3, prefill_tokens=4)
+    planner.submit(job(0, (0, 2), 13, 13))
+    planner.submit(job(1, (1, 9), 1, 1))
+    ended, parts = [], []
+    while planner.running or planner.waiting:
+        step = planner.plan()
+        parts += [(part.start, part.stop) for part in step.parts if part.prompt.ids[0] == 1]
+        ended += advance(planner, step)
+    assert ended == [(0, 13), (1, 1)]
+    assert parts == [(0, 4), (4, 8), (0, 4), (4, 8), (8, 9)]
+    planner.submit(job(2, (2, 9), 1, 1))
+    planner.plan()
+    assert pool.free == 3
+    planner.remove(lambda job: True)
+    assert pool.free == 8
 
 
 def test_a_prompt_with_only_waiting_samples_leaves_when_a_running_row_needs_its_pages():

@@ -1,6 +1,7 @@
 """Weights that arrive under work: what is computed from which weights, and that no key or value outlives its weights unasked."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,40 @@ def test_short_memory_and_several_updates_leave_every_log_prob_that_of_its_token
     assert all((np.diff(t.columns[VERSION]) >= 0).all() for t in results.values())
     assert gap(results, lambda t: by_version(models, t)) <= 1e-10
     assert serving.load_state().kv_used == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_updates_moves_aborts_and_short_memory_in_any_order_leave_every_log_prob_that_of_its_tokens_version(models, tmp_path, seed):
+    """Two engines hold two versions each; a new one takes the place of the older one on both."""
+    random = np.random.default_rng(seed)
+    engines = [serve(models, versions_held=2, slots=8, page=page, kv_tokens=page * (53 // page), prefill_tokens=9) for page in (4, 7)]
+    for serving in engines:
+        load(serving, models, 1, None)
+    requests = [request(g, s, prompt(g, 3 + 4 * g), max_tokens=int(random.integers(1, 28))) for g in range(5) for s in range(6)]
+    queue, newest, results, aborted = [requests[i] for i in random.permutation(len(requests))], 1, {}, set()
+    for _ in range(50):
+        if queue:
+            engines[random.integers(2)].submit([replace(queue.pop(), version=newest - int(random.integers(2)))])
+        for serving in engines:
+            results |= {(t.group, t.sample): t for _ in range(random.integers(3)) for t in serving.step()}
+        here, there = random.permutation(2)
+        wanted = [(int(g), int(s)) for g, s in random.integers(0, 5, (3, 2))]
+        left = engines[here].hand_over(wanted, str(tmp_path / "state"))
+        assert engines[there].take_in(str(tmp_path / "state")).trajectories == left
+        if random.random() < 0.1:
+            gone = (int(random.integers(5)), int(random.integers(4)))
+            aborted |= {gone} if any([serving.abort(*gone) for serving in engines]) else set()
+        if random.random() < 0.15:
+            newest += 1
+            for serving in engines:
+                load(serving, models, newest, newest - 2, "recompute")
+    for serving in engines:
+        results |= drain(serving)
+        assert serving.load_state().kv_used == 0
+    assert set(results) == {(r.group, r.sample) for r in requests} - aborted
+    assert sum(serving.preempted for serving in engines)
+    assert len({tuple(t.columns[VERSION]) for t in results.values()}) > 5
+    assert gap(results, lambda t: by_version(models, t)) <= 1e-10
 
 
 def test_a_preempted_trajectory_keeps_its_tokens_and_goes_on_under_the_weights_it_finds(models):

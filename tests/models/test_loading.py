@@ -17,6 +17,12 @@ def test_an_unknown_name_is_refused_with_the_three_ways_to_name_a_model():
         resolve("nobody/such-model")
 
 
+@pytest.mark.parametrize("device", ["nonsense", "cuda:97"])
+def test_a_device_that_torch_cannot_use_here_is_refused_by_name(tiny, device):
+    with pytest.raises(ModelError, match=f"device '{device}': torch cannot use it here"):
+        load(ModelConfig(path=str(tiny)), device=device)
+
+
 def test_a_directory_without_config_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"config\.json"):
         resolve(str(tmp_path))

@@ -188,7 +188,7 @@ def test_sliding_layers_and_other_families_are_refused_by_name():
         SlimDecoder(AutoConfig.for_model("gpt2"), compute=torch.float32)
 
 
-@pytest.mark.parametrize("damage", ["missing", "unknown", "misshapen", "cut short"])
+@pytest.mark.parametrize("damage", ["missing", "unknown", "misshapen", "whole numbers", "cut short"])
 def test_a_file_that_does_not_fit_changes_nothing_and_is_named(tiny, tmp_path, damage):
     from safetensors.torch import save_file
 
@@ -199,6 +199,8 @@ def test_a_file_that_does_not_fit_changes_nothing_and_is_named(tiny, tmp_path, d
         tensors["model.extra.weight"] = torch.zeros(1)
     elif damage == "misshapen":
         tensors["model.norm.weight"] = torch.zeros(3)
+    elif damage == "whole numbers":
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
     path = tmp_path / "other.safetensors"
     save_file(tensors, path)
     if damage == "cut short":

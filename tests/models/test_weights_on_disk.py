@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.config.schema import ModelConfig
 from paceline.models.attend import causal
 from paceline.models.load import load
-from paceline.models.store import export, fingerprint, read, write_tensors
+from paceline.models.store import copy_into, export, fingerprint, read, write_tensors
 from paceline.models.tiny import write_tiny
 from paceline.types.errors import ModelError
 
@@ -36,6 +36,18 @@ def test_written_tensors_read_back_with_the_fingerprint_that_was_returned(tmp_pa
     assert found == fingerprint(back.items())
     assert torch.equal(back["x"], named["x"].bfloat16())
     assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_are_copied_into_place_from_any_dtype_by_any_number_of_threads(tmp_path, threads):
+    torch.set_num_threads(threads)
+    stored = {f"w{n}": torch.randn(n + 1, 5, generator=torch.Generator().manual_seed(n)) for n in range(9)} | {"empty": torch.zeros(0, 3)}
+    for kind in (torch.float32, torch.bfloat16):
+        write_tensors(stored.items(), path := tmp_path / "w.safetensors", kind)
+        own = {name: torch.full_like(tensor, torch.nan) for name, tensor in stored.items()}
+        before = {name: tensor._version for name, tensor in own.items()}
+        assert copy_into(own, path) == fingerprint((name, tensor.to(kind).float()) for name, tensor in stored.items())
+        assert all(tensor._version > before[name] for name, tensor in own.items())
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):

@@ -56,6 +56,10 @@ class Knobs:
             torch.tensor([r.top_k for r in rows], dtype=torch.int64),
         )
 
+    def to(self, device: torch.device) -> Knobs:
+        """The same on another device."""
+        return Knobs(self.temperature.to(device), self.top_p.to(device), self.top_k.to(device))
+
     def filtered(self) -> torch.Tensor:
         """Rows that a filter cuts, bool [N]. Greedy rows are never cut: their token is the same with any filter."""
         return ((self.top_p < 1) | (self.top_k > 0)) & (self.temperature > 0)
@@ -85,8 +89,9 @@ def draw(logits: torch.Tensor, knobs: Knobs, numbers: torch.Tensor) -> Draw:
     """Draw one token per row of logits [N, V]; numbers [N] are uniforms in [0, 1). Never draws a token of probability zero.
 
     Greedy rows take the largest logit, ties the lowest id. Filters work as `keep_mask` says. Log-probs belong to softmax(z / T),
-    not to softmax(z) / T.
+    not to softmax(z) / T. Settings and numbers may lie on another device than the logits.
     """
+    knobs = knobs.to(logits.device)
     z = scaled(logits, knobs.temperature)
     weights = z.softmax(dim=-1)
     if missing := -z.shape[-1] % BLOCK:
@@ -100,7 +105,7 @@ def draw(logits: torch.Tensor, knobs: Knobs, numbers: torch.Tensor) -> Draw:
         mine *= keep_mask(mine, knobs.top_p[cut], knobs.top_k[cut])
         weights[cut], sums[cut] = mine, _block_sums(mine)
         kept_mass[cut] = sums[cut].sum(dim=-1)
-    ids = _invert(weights, sums, numbers.to(z.dtype))
+    ids = _invert(weights, sums, numbers.to(z))
     greedy = (knobs.temperature == 0).nonzero()[:, 0]
     if greedy.numel():
         ids[greedy] = z[greedy].argmax(dim=-1)
@@ -132,15 +137,25 @@ def keep_mask(weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -
 
 
 def _prefix(values: torch.Tensor, weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Length of the kept prefix [N] given the largest `values` [N, M], descending; above M where M values do not decide it."""
+    """Length of the kept prefix [N] given the largest `values` [N, M], descending; above M where M values do not decide it.
+
+    M, which depends on the rows' neighbours, changes no rounding.
+    """
     unlimited = torch.full_like(top_k, weights.shape[-1])
     limit = torch.where(top_k > 0, torch.minimum(top_k, unlimited), unlimited)
-    inside = torch.arange(values.shape[-1])[None] < limit[:, None]
+    inside = torch.arange(values.shape[-1], device=limit.device)[None] < limit[:, None]
     mass = torch.where(inside, values, 0).cumsum(dim=-1)
-    whole = torch.where(limit <= values.shape[-1], mass[:, -1], weights.sum(dim=-1))
+    whole = torch.where(limit < weights.shape[-1], mass[:, -1], _mass(weights))
     reached = mass >= (top_p.to(weights.dtype) * whole)[:, None]
     counts = torch.where(top_p < 1, (~reached).sum(dim=-1) + 1, limit)
     return torch.minimum(counts, limit)
+
+
+def _mass(weights: torch.Tensor) -> torch.Tensor:
+    """Sum of each row [N, V] -> [N]. Blocks first: threads share the sum over a lone row, and give other roundings than for many."""
+    blocks = weights.shape[-1] // BLOCK
+    head, rest = weights[:, : blocks * BLOCK], weights[:, blocks * BLOCK :]
+    return head.reshape(len(weights), blocks, BLOCK).sum(dim=-1).sum(dim=-1) + rest.sum(dim=-1)
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
@@ -155,7 +170,7 @@ def _invert(weights: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor) ->
     # Numbers end at 1 - 2^-24, so the target stays below the total and the clamp matters for rows that are not finite only.
     block = (cumulative <= target[:, None]).sum(dim=-1).clamp(max=sums.shape[-1] - 1)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0], 0)
-    inner = weights.view(len(weights), -1, BLOCK)[torch.arange(len(block)), block].cumsum(dim=-1)
+    inner = weights.view(len(weights), -1, BLOCK)[torch.arange(len(block), device=block.device), block].cumsum(dim=-1)
     place = (inner <= (target - before)[:, None]).sum(dim=-1)
     # The block's own sum may round below its step in the cumulative sum: stop at the last token that adds weight.
     last = (inner < inner[:, -1:]).sum(dim=-1)

@@ -418,7 +418,8 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
     from paceline.models.load import load, load_tokenizer
     from paceline.runtime.bodies import RolloutBody
 
-    loaded = load(config.model)
+    devices, number = config.pool.rollout_devices, int(instance.rpartition("-")[2])
+    loaded = load(config.model, device=devices[number % len(devices)])
     tokenizer = load_tokenizer(loaded.directory)
     rollout = config.rollout
     engine = TorchEngine(
@@ -440,11 +441,11 @@ def trainer_body(config: Config) -> WorkerBody:
     from paceline.runtime.bodies import TrainerBody
     from paceline.trainers.torch_trainer import TorchTrainer
 
-    reference = None
+    reference, device = None, config.pool.trainer_device
     if config.algorithm.kl_weight > 0 and config.algorithm.reference is not None:
-        reference = load(config.model.model_copy(update={"path": config.algorithm.reference}))
+        reference = load(config.model.model_copy(update={"path": config.algorithm.reference}), device=device)
     trainer = TorchTrainer(
-        load(config.model, train=True),
+        load(config.model, train=True, device=device),
         algorithm=config.algorithm,
         trainer=config.trainer,
         rollout=config.rollout,

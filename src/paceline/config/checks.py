@@ -233,6 +233,19 @@ WHOLE: list[Rule[Config]] = [
         "bits would depend on the C++ compiler of the machine, by which a resume cannot tell whether it computes alike",
         lambda c: c.run.deterministic and c.trainer.compile,
     ),
+    *only("pool.rollout_devices pool.trainer_device", lambda c: not _emulated(c), "the engine emulated and its trainer compute nothing"),
+    Rule(
+        "devices_for_instances",
+        ("pool.rollout_devices", "rollout.instances"),
+        "name one device at least, and no more of them than there are instances to share them out among",
+        lambda c: not 1 <= len(c.pool.rollout_devices) <= c.rollout.instances,
+    ),
+    Rule(
+        "deterministic_on_cpus",
+        ("run.deterministic", "pool.rollout_devices", "pool.trainer_device"),
+        "kernels of other devices add up in an order of their own at every call; it holds on the cpu",
+        lambda c: c.run.deterministic and {*c.pool.rollout_devices, c.pool.trainer_device} != {"cpu"},
+    ),
     Rule(
         "micro_batch_holds_a_sequence",
         ("trainer.micro_batch_tokens", "rollout.max_prompt_tokens", "rollout.max_tokens"),

@@ -57,23 +57,24 @@ def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * max(4, size)
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
+    packed = [Memory("engine", "head to be packed", 4 * shape.vocabulary * shape.width, "V w x 4 bytes")] if size < 4 else []
     return (
         Memory("engine", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
         Memory("engine", "weights", rollout.versions_held * _served(shape, size), f"versions_held x {_served_formula(size)}"),
+        *packed,
         Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
-        Memory("engine", "weights on their way", shape.parameters * size, "P b (the file that is read)"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )
 
 
 def _served(shape: ModelShape, size: int) -> int:
-    """Bytes of weights that compute without gradients: in bfloat16 they are packed again for the CPU's kernels, the head in float32."""
+    """Bytes of weights that compute without gradients: they are packed again for the CPU's kernels, the head in float32."""
     plain = shape.parameters * size
-    return plain if size != BYTES["bfloat16"] else 2 * plain + shape.vocabulary * shape.width * (4 - size)
+    return plain if size == BYTES["float64"] else 2 * plain + shape.vocabulary * shape.width * (4 - size)
 
 
 def _served_formula(size: int) -> str:
-    return "P b" if size != BYTES["bfloat16"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
+    return "P b" if size == BYTES["float64"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
 
 
 def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:

@@ -240,6 +240,10 @@ class PoolConfig(Section):
     for run.deterministic."""
     trainer_threads: int = Field(default=0, ge=0)
     """Threads of the trainer; 0 = all cores for serial, else half of them; half for run.deterministic."""
+    rollout_devices: Texts = ("cpu",)
+    """Torch devices of the engines (`cpu`, `cuda`, `cuda:1`), shared out among the instances in turn."""
+    trainer_device: str = "cpu"
+    """Torch device of the trainer and the reference model."""
     rollout_cores: Ids = ()
     """Cores to pin engines to (shared out among the instances); empty = no pinning."""
     trainer_cores: Ids = ()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from paceline.engines.pages import End, PagePool, Span
 from paceline.models.attend import causal
-from paceline.models.packed import Attend, Shape
+from paceline.models.packed import Attend
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +28,31 @@ class PromptKV:
     version: int = 0
     """Policy version whose weights made its keys and values, or `scheduler.GONE`."""
     span: Span = field(default_factory=lambda: Span("front"))
+    read: int = 0
+    """Tokens whose keys and values lie in memory, or will after the step that is planned."""
     last: torch.Tensor | None = None
-    """Final hidden state of the last prompt token [width]: predicts every sample's first token."""
+    """Final hidden state of the last prompt token [width], once all are read: predicts every sample's first token."""
     users: int = 0
     """Running trajectories that continue it."""
+
+    @property
+    def unread(self) -> int:
+        """Tokens that are still to be read."""
+        return len(self.ids) - self.read
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens `start` to `stop` of a prompt, which run together; those before them lie in memory."""
+
+    prompt: PromptKV
+    start: int
+    stop: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens."""
+        return self.prompt.ids[self.start : self.stop]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,44 +67,49 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rebuilt:
-    """A trajectory all of whose tokens run at once, after a prompt that lies in memory or is prefilled in the same forward."""
+class _Behind:
+    """n tokens that run at once, behind p tokens of the same text that lie in memory or run in the same forward."""
 
     rows: slice
-    """Its rows of the forward."""
+    """Their rows of the forward."""
     where: torch.Tensor
-    """Places of the prompt and its own tokens, [p + n, kv_heads]."""
+    """Places of all these tokens, [p + n, kv_heads]."""
     sees: torch.Tensor
     """Which of them each row attends to, [n, p + n]."""
 
 
 class StepAttention:
-    """`Attend` over rows [decoding tracks..., tokens of fresh prompts..., tokens of rebuilt tracks...]; writes their keys and values."""
+    """`Attend` over rows [decoding tracks..., tokens of parts of prompts..., tokens of rebuilt tracks...]; writes their keys and values."""
 
     def __init__(
         self,
         pool: PagePool,
-        shape: Shape,
-        dtype: torch.dtype,
         tracks: Sequence[Track],
-        fresh: Sequence[PromptKV] = (),
+        parts: Sequence[Part] = (),
         rebuilt: Sequence[Track] = (),
     ) -> None:
-        self._pool, self._shape, self._dtype, self._count = pool, shape, dtype, len(tracks)
-        self._prefill: Attend = causal([len(prompt.ids) for prompt in fresh], shape.scale)
+        """parts: those that begin their prompts come first."""
+        self._pool, self._count = pool, len(tracks)
+        begin = [part for part in parts if not part.start]
+        self._prefill: Attend = causal([part.stop for part in begin], pool.shape.scale)
         places = [place for track in tracks for place in pool.rows(track.own, len(track.tokens) - 1, len(track.tokens))]
-        places += [place for prompt in fresh for place in pool.rows(prompt.span, 0, len(prompt.ids))]
+        places += [place for part in begin for place in pool.rows(part.prompt.span, 0, part.stop)]
         self._prefilled = len(places)
-        self._rebuilt: list[_Rebuilt] = []
+        self._behind: list[_Behind] = []
+        for part in parts[len(begin) :]:
+            places += self._follow(pool.rows(part.prompt.span, 0, part.stop), part.start, len(places))
         for track in rebuilt:
-            before, n = len(track.prompt.ids), len(track.tokens)
-            lost = pool.rows(track.own, 0, n)
-            where = pool.spread(pool.rows(track.prompt.span, 0, before) + lost)
-            sees = torch.ones(n, before + n, dtype=torch.bool).tril(before)
-            self._rebuilt.append(_Rebuilt(slice(len(places), len(places) + n), where, sees))
-            places += lost
+            prompt = pool.rows(track.prompt.span, 0, len(track.prompt.ids))
+            places += self._follow(prompt + pool.rows(track.own, 0, len(track.tokens)), len(prompt), len(places))
         self._where = pool.spread(places).flatten()
-        self._decode = _Decoding(pool, shape, dtype, tracks) if tracks else None
+        self._decode = _Decoding(pool, tracks) if tracks else None
+
+    def _follow(self, text: list[int], before: int, first: int) -> list[int]:
+        """Let rows from `first` on be those of a text at these places, but for `before` tokens. Their places."""
+        n = len(text) - before
+        sees = torch.ones(n, len(text), dtype=torch.bool, device=self._pool.device).tril(before)
+        self._behind.append(_Behind(slice(first, first + n), self._pool.spread(text), sees))
+        return text[before:]
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
@@ -94,16 +120,16 @@ class StepAttention:
         parts = [] if self._decode is None else [self._decode(layer, q[:n])]
         if end > n:
             parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
-        parts += [self._again(layer, q[track.rows], track) for track in self._rebuilt]
+        parts += [self._from_memory(layer, q[one.rows], one) for one in self._behind]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _again(self, layer: int, q: torch.Tensor, track: _Rebuilt) -> torch.Tensor:
+    def _from_memory(self, layer: int, q: torch.Tensor, behind: _Behind) -> torch.Tensor:
         """q [n, heads, d] -> [n, heads, d], from memory and in its dtype, as decoding computes."""
-        keys, values = self._pool.gather(layer, track.where)
+        keys, values = self._pool.gather(layer, behind.where)
         repeats = q.shape[1] // keys.shape[1]
-        parts = (q.to(self._dtype), keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1))
+        parts = (q.to(keys.dtype), keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1))
         rows, keys, values = (part.transpose(0, 1)[None] for part in parts)
-        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=track.sees, scale=self._shape.scale)
+        result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=behind.sees, scale=self._pool.shape.scale)
         return result[0].transpose(0, 1).to(q.dtype)
 
 
@@ -141,25 +167,27 @@ class _Decoding:
     goes line by line is one operation. A place that no row takes computes what nobody reads.
     """
 
-    def __init__(self, pool: PagePool, shape: Shape, dtype: torch.dtype, tracks: Sequence[Track]) -> None:
-        self._dtype, self._scale, self._sizes = dtype, shape.scale, (len(tracks), shape.heads, shape.head_dim)
+    def __init__(self, pool: PagePool, tracks: Sequence[Track]) -> None:
+        shape = pool.shape
+        self._scale, self._sizes = shape.scale, (len(tracks), shape.heads, shape.head_dim)
         kv_heads, repeats, d = shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim
         own = [_Use(track.own, len(track.tokens), (row,)) for row, track in enumerate(tracks)]
         uses: dict[End, list[_Use]] = {"front": _sharing(tracks), "back": own}
         places = {end: max(len(use.rows) for use in found) for end, found in uses.items()}
         lines = {end: pool.used(end) * kv_heads * count for end, count in places.items()}
         total = sum(lines.values())
-        self._queries = torch.empty(total, repeats * d, dtype=dtype)
-        self._scores = torch.empty(total * repeats, pool.size, dtype=dtype)
+        like = torch.empty(0, dtype=pool.dtype, device=pool.device)
+        self._queries = like.new_empty(total, repeats * d)
+        self._scores = like.new_empty(total * repeats, pool.size)
         self._logs = torch.empty_like(self._scores)
         # One line more than there are: of weight zero, for rows that have fewer pages than others.
-        self._results = torch.zeros((total + 1) * repeats, d, dtype=dtype)
-        self._sums = torch.full(((total + 1) * repeats,), -torch.inf, dtype=dtype)
+        self._results = like.new_zeros((total + 1) * repeats, d)
+        self._sums = like.new_full(((total + 1) * repeats,), -torch.inf)
         self._first = (self._scores[:, 0], self._logs[:, 0], self._sums[: total * repeats])
         self._ends: list[_End] = []
         takes, entries, first = [], [list[tuple[int, int]]() for _ in tracks], 0
         for end, found in uses.items():
-            rows, bias = _taken(pool, end, found, places[end], dtype)
+            rows, bias = _taken(pool, end, found, places[end])
             takes.append((rows[:, None] * kv_heads + torch.arange(kv_heads)[:, None]).flatten())
             for use in found:
                 for page in (pool.slot(use.span, index) for index in range(len(use.span.places))):
@@ -167,8 +195,8 @@ class _Decoding:
                         entries[row].append((first + page * kv_heads * places[end] + place, places[end]))
             self._ends.append(self._end(pool, end, bias, first, places[end]))
             first += lines[end]
-        self._take = torch.cat(takes)
-        self._merge = _merging(entries, total, kv_heads, repeats)
+        self._take = torch.cat(takes).to(pool.device)
+        self._merge = _merging(entries, total, kv_heads, repeats).to(pool.device)
 
     def _end(self, pool: PagePool, end: End, bias: torch.Tensor, first: int, places: int) -> _End:
         """Views of one end, whose lines begin at `first`."""
@@ -179,7 +207,7 @@ class _Decoding:
         return _End(
             keys.transpose(2, 3).unbind(),
             values.unbind(),
-            bias.repeat_interleave(pool.kv_heads, dim=0)[:, None],
+            bias.repeat_interleave(pool.kv_heads, dim=0)[:, None].to(pool.device),
             *(
                 buffer.view(pages, places * repeats, -1)
                 for buffer in (self._queries[lines], self._scores[part], self._logs[part], self._results[part])
@@ -189,7 +217,7 @@ class _Decoding:
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [n, heads, d] -> [n, heads, d]."""
         n, heads, d = self._sizes
-        torch.index_select(q.to(self._dtype).reshape(-1, self._queries.shape[1]), 0, self._take, out=self._queries)
+        torch.index_select(q.to(self._queries.dtype).reshape(-1, self._queries.shape[1]), 0, self._take, out=self._queries)
         for end in self._ends:
             torch.baddbmm(end.bias, end.queries, end.keys[layer], alpha=self._scale, out=end.scores)
         torch.log_softmax(self._scores, dim=-1, out=self._logs)
@@ -204,7 +232,7 @@ class _Decoding:
         return parts.mul_(shares).sum(dim=0).view(n, heads, d).to(q.dtype)
 
 
-def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Row at each place of each page [pages, places], 0 where it is empty; 0 or -inf per position of a page [pages, size]."""
     rows = [[0] * places for _ in range(pool.used(end))]
     # Pages that no row attends to (a prompt that waits for its samples) stay open.
@@ -215,7 +243,7 @@ def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int, dtype: t
             rows[page][: len(use.rows)] = use.rows
             valid[page] = use.tokens - index * pool.size
     closed = torch.arange(pool.size)[None] >= torch.tensor(valid)[:, None]
-    return torch.tensor(rows), torch.zeros(closed.shape, dtype=dtype).masked_fill_(closed, -torch.inf)
+    return torch.tensor(rows), torch.zeros(closed.shape, dtype=pool.dtype).masked_fill_(closed, -torch.inf)
 
 
 def _merging(entries: Sequence[list[tuple[int, int]]], nothing: int, kv_heads: int, repeats: int) -> torch.Tensor:

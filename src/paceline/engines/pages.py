@@ -35,14 +35,19 @@ class PagePool:
     be rounded to 8 bits or every page be converted at every step.
     """
 
-    def __init__(self, shape: Shape, pages: int, size: int, dtype: torch.dtype) -> None:
-        self.pages, self.size, self.kv_heads = pages, size, shape.kv_heads
-        # Untouched memory costs nothing until a page is first used; `extend` clears pages before use.
-        self._keys = torch.empty(shape.layers, pages, shape.kv_heads, size, shape.head_dim, dtype=dtype)
+    def __init__(self, shape: Shape, pages: int, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.shape, self.pages, self.size, self.dtype, self.device = shape, pages, size, dtype, torch.device(device)
+        self.kv_heads = shape.kv_heads
+        # Untouched memory of a CPU costs nothing until a page is first used; `extend` clears pages before use.
+        self._keys = torch.empty(shape.layers, pages, shape.kv_heads, size, shape.head_dim, dtype=dtype, device=device)
         self._values = torch.empty_like(self._keys)
         self._lines = list(zip(self._flat(self._keys).unbind(), self._flat(self._values).unbind(), strict=True))
         """Of each layer, as `write` sees it."""
         self._owners: dict[End, list[tuple[Span, int]]] = {"front": [], "back": []}
+
+    def another(self, pages: int) -> PagePool:
+        """Memory of the same kind with so many pages, all free."""
+        return PagePool(self.shape, pages, self.size, self.dtype, self.device)
 
     @property
     def free(self) -> int:
@@ -88,7 +93,7 @@ class PagePool:
 
     def spread(self, rows: list[int]) -> torch.Tensor:
         """`rows` of head 0 -> those of every head [T, kv_heads]."""
-        return torch.tensor(rows, dtype=torch.int64)[:, None] + torch.arange(self.kv_heads) * self.size
+        return (torch.tensor(rows, dtype=torch.int64)[:, None] + torch.arange(self.kv_heads) * self.size).to(self.device)
 
     def gather(self, layer: int, where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values at `where` [T, kv_heads], each [T, kv_heads, d]."""
@@ -104,7 +109,7 @@ class PagePool:
         """Write what `save` gave, of any page size, into the first tokens of a span that has the pages for it."""
         where = self.spread(self.rows(span, 0, kv[0].shape[1]))
         for memory, saved in zip((self._keys, self._values), kv, strict=True):
-            self._flat(memory)[:, where] = saved
+            self._flat(memory)[:, where] = saved.to(self.device)
 
     def _flat(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.view(len(memory), -1, memory.shape[-1])

@@ -5,7 +5,8 @@
    that nobody runs on leave first, then the youngest running trajectory is preempted: it keeps its tokens, loses its KV and
    returns to the head of the queue.
 3. Trajectories are admitted strictly in order while a slot is free and pages remain for the prompt (unless it lies there
-   already), for the tokens that the trajectory has, and one for each running trajectory that may still grow.
+   already), for the tokens that the trajectory has, and one for each running trajectory that may still grow. A prompt longer than
+   the prefill limit is read in parts, one a step, before its first trajectory is admitted.
 
 The oldest running trajectory is preempted only when it is alone, which by 1 cannot happen: it always finishes, so there is
 neither deadlock nor livelock. A prompt stays in memory while a running or waiting trajectory continues it.
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.engines.attention import PromptKV, Track
+from paceline.engines.attention import Part, PromptKV, Track
 from paceline.engines.endings import Ending
 from paceline.engines.pages import KV, PagePool
 from paceline.types.records import Request
@@ -107,8 +108,8 @@ class Step:
     """Rows whose last token runs through the model."""
     joins: list[Row]
     """Rows whose KV is missing: without tokens the first one follows from the prompt, else all tokens run through the model."""
-    fresh: list[PromptKV]
-    """Prompts to prefill."""
+    parts: list[Part]
+    """Of prompts, to prefill."""
 
     @property
     def rows(self) -> list[Row]:
@@ -117,14 +118,14 @@ class Step:
 
     def by_version(self) -> dict[int, Step]:
         """The part of each version; the step itself where there is only one."""
-        versions = {row.job.version for row in self.decode} | {row.job.version for row in self.joins}
+        versions = {row.job.version for row in self.rows} | {part.prompt.version for part in self.parts}
         if len(versions) == 1:
             return {versions.pop(): self}
         return {
             version: Step(
                 [row for row in self.decode if row.job.version == version],
                 [row for row in self.joins if row.job.version == version],
-                [prompt for prompt in self.fresh if prompt.version == version],
+                [part for part in self.parts if part.prompt.version == version],
             )
             for version in sorted(versions)
         }
@@ -134,7 +135,7 @@ class Scheduler:
     """Owns the queue, the running rows (oldest first) and the prompts in memory."""
 
     def __init__(self, pool: PagePool, slots: int, prefill_tokens: int) -> None:
-        """prefill_tokens: a step lets no further prompt or lost tokens in once those it has hold this many tokens."""
+        """prefill_tokens: prompts and lost tokens of one step, at most; a single trajectory may have lost more."""
         self._pool, self._slots, self._prefill_tokens = pool, slots, prefill_tokens
         self.waiting: deque[Job] = deque()
         self.running: list[Row] = []
@@ -215,9 +216,9 @@ class Scheduler:
 
     def missing(self, jobs: list[Job]) -> int:
         """Tokens that must run through the model to make the KV that waiting jobs have lost, prompts that nobody has included."""
-        there = self._prompts.keys() | {job.key for job in jobs if job.saved}
+        come_along = {job.key for job in jobs if job.saved}
         lost = [job for job in jobs if job.tokens and not job.saved]
-        prompts = {job.key: len(job.request.prompt_ids) for job in lost if job.key not in there}
+        prompts = {job.key: _unread(job, self._prompts.get(job.key)) for job in lost if job.key not in come_along}
         return sum(prompts.values()) + sum(len(job.tokens) for job in lost)
 
     def _saved(self, row: Row, prompts: dict[int, SavedPrompt]) -> Saved:
@@ -264,15 +265,25 @@ class Scheduler:
             if not self._free(missing + own + reserved, spare=prompt):
                 break
             filled += tokens
+            prompt = prompt or self._bring(job)
+            self._read(prompt, job, step)
+            if prompt.unread:
+                break
             self.waiting.popleft()
             self._start(job, prompt, step)
 
-    def _start(self, job: Job, prompt: PromptKV | None, step: Step) -> None:
+    def _read(self, prompt: PromptKV, job: Job, step: Step) -> None:
+        """Fill what is missing of a prompt with the KV that came along with a job, else let as much of it run in a step as may."""
+        start = prompt.read
+        prompt.read = len(prompt.ids) if job.saved else min(len(prompt.ids), start + self._prefill_tokens)
+        if job.saved and start < prompt.read:
+            self._pool.restore(prompt.span, job.saved.prompt.kv)
+            prompt.last = job.saved.prompt.last.to(self._pool.device, copy=True)
+        elif start < prompt.read:
+            step.parts.append(Part(prompt, start, prompt.read))
+
+    def _start(self, job: Job, prompt: PromptKV, step: Step) -> None:
         """Give a job its row. Pages are free."""
-        if prompt is None:
-            prompt = self._bring(job)
-            if prompt.last is None:
-                step.fresh.append(prompt)
         prompt.users += 1
         row = Row(prompt, tokens=job.tokens, job=job)
         self._pool.extend(row.own, self._pool.needed(len(job.tokens)))
@@ -286,13 +297,10 @@ class Scheduler:
         self.running.append(row)
 
     def _bring(self, job: Job) -> PromptKV:
-        """The prompt of a job in pages of its own: as it was saved, or still to be prefilled."""
+        """The prompt of a job in pages of its own, still to be filled."""
         saved = job.saved.prompt if job.saved else None
         prompt = PromptKV(tuple(job.request.prompt_ids.tolist()), saved.version if saved else job.version)
         self._pool.extend(prompt.span, self._pool.needed(len(prompt.ids)))
-        if saved:
-            self._pool.restore(prompt.span, saved.kv)
-            prompt.last = saved.last
         if prompt.version == GONE:
             assert saved is not None
             saved.placed = prompt
@@ -351,8 +359,11 @@ class Scheduler:
         self._pool.release(prompt.span)
 
 
+def _unread(job: Job, prompt: PromptKV | None) -> int:
+    """Tokens of a job's prompt that are not in memory."""
+    return prompt.unread if prompt else len(job.request.prompt_ids)
+
+
 def _prefilled(job: Job, prompt: PromptKV | None) -> int:
-    """Tokens that run through the model when a job starts on a prompt in memory, or on none."""
-    if job.saved is not None:
-        return 0
-    return len(job.tokens) + (0 if prompt else len(job.request.prompt_ids))
+    """Tokens that run through the model before a job can start on a prompt in memory, or on none."""
+    return 0 if job.saved else len(job.tokens) + _unread(job, prompt)

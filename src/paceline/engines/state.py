@@ -42,7 +42,7 @@ def write(state: State, location: str) -> None:
         if saved is not None:
             if not any(saved.prompt is prompt for prompt in prompts):
                 _put(tensors, f"prompt.{len(prompts)}", saved.prompt.kv)
-                tensors[f"prompt.{len(prompts)}.last"] = saved.prompt.last.contiguous()
+                tensors[f"prompt.{len(prompts)}.last"] = saved.prompt.last.cpu().contiguous()
                 prompts.append(saved.prompt)
             item["prompt"] = next(place for place, prompt in enumerate(prompts) if prompt is saved.prompt)
             _put(tensors, f"trajectory.{number}", saved.own)
@@ -88,7 +88,7 @@ def read(location: str, dtype: torch.dtype) -> State:
 
 def _put(tensors: dict[str, torch.Tensor], name: str, kv: KV) -> None:
     for part, memory in zip(("keys", "values"), kv, strict=True):
-        tensors[f"{name}.{part}"] = _narrow(memory).contiguous()
+        tensors[f"{name}.{part}"] = _narrow(memory).cpu().contiguous()
 
 
 def _narrow(memory: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, fields
 import torch
 
 from paceline.algo.sampling import Draw, Knobs, draw
-from paceline.engines.attention import PromptKV, Track
+from paceline.engines.attention import Part, PromptKV, Track
 from paceline.engines.pages import PagePool, Span
-from paceline.models.packed import PackedModel, Shape
+from paceline.models.packed import PackedModel
 from paceline.types.errors import EngineError
 from paceline.types.records import Sampling
 
@@ -53,8 +53,8 @@ class TokenRow:
 class TileAttention:
     """`Attend` over the rows of one tile; writes their keys and values first."""
 
-    def __init__(self, pool: PagePool, shape: Shape, dtype: torch.dtype, rows: Sequence[TokenRow]) -> None:
-        self._pool, self._shape, self._dtype = pool, shape, dtype
+    def __init__(self, pool: PagePool, rows: Sequence[TokenRow]) -> None:
+        self._pool = pool
         self._where = pool.spread([pool.rows(row.spans()[-1][0], row.place, row.place + 1)[0] for row in rows]).flatten()
         seen = [_pages(pool, row) for row in rows]
         longest = max(map(len, seen))
@@ -66,13 +66,14 @@ class TileAttention:
         """Page of each row [T], and 0 or -inf per position [T x kv_heads, 1, size]."""
         valid = torch.tensor([tokens for _, tokens in pages])
         closed = torch.arange(self._pool.size)[None] >= valid[:, None]
-        bias = torch.zeros(closed.shape, dtype=self._dtype).masked_fill_(closed, -torch.inf)
-        return torch.tensor([page for page, _ in pages]), bias.repeat_interleave(self._shape.kv_heads, dim=0)[:, None]
+        bias = torch.zeros(closed.shape, dtype=self._pool.dtype).masked_fill_(closed, -torch.inf)
+        numbers, device = torch.tensor([page for page, _ in pages]), self._pool.device
+        return numbers.to(device), bias.repeat_interleave(self._pool.kv_heads, dim=0)[:, None].to(device)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]: page by page, rescaled to the largest score so far."""
         self._pool.write(layer, self._where, k, v)
-        rows = (q.to(self._dtype) * self._shape.scale).reshape(len(q) * self._shape.kv_heads, -1, q.shape[-1])
+        rows = (q.to(self._pool.dtype) * self._pool.shape.scale).reshape(len(q) * self._pool.kv_heads, -1, q.shape[-1])
         most = rows.new_full((*rows.shape[:2], 1), -torch.inf)
         total, result = torch.zeros_like(most), torch.zeros_like(rows)
         for pages, bias in self._blocks:
@@ -86,21 +87,20 @@ class TileAttention:
         return (result / total).view(q.shape).to(q.dtype)
 
 
-def rows_of(tracks: Sequence[Track], fresh: Sequence[PromptKV], rebuilt: Sequence[Track]) -> list[TokenRow]:
-    """Rows [the last token of each track..., tokens of fresh prompts..., all tokens of rebuilt tracks...]."""
+def rows_of(tracks: Sequence[Track], parts: Sequence[Part], rebuilt: Sequence[Track]) -> list[TokenRow]:
+    """Rows [the last token of each track..., tokens of parts of prompts..., all tokens of rebuilt tracks...]."""
     rows = [TokenRow(track.tokens[-1], track.prompt, track.own, len(track.tokens) - 1) for track in tracks]
-    rows += [TokenRow(token, prompt, None, place) for prompt in fresh for place, token in enumerate(prompt.ids)]
+    rows += [TokenRow(token, part.prompt, None, place) for part in parts for place, token in enumerate(part.ids, part.start)]
     return rows + [TokenRow(token, track.prompt, track.own, place) for track in rebuilt for place, token in enumerate(track.tokens)]
 
 
-def hidden(model: PackedModel, pool: PagePool, dtype: torch.dtype, rows: Sequence[TokenRow]) -> torch.Tensor:
-    """Final hidden states of rows [N, width]; their keys and values are in memory afterwards. dtype: of attention."""
+def hidden(model: PackedModel, pool: PagePool, rows: Sequence[TokenRow]) -> torch.Tensor:
+    """Final hidden states of rows [N, width]; their keys and values are in memory afterwards."""
     parts = []
     for tile in _tiles(len(rows)):
         members = [rows[index] for index in tile]
-        ids, positions = ([row.token for row in members], [row.position for row in members])
-        attend = TileAttention(pool, model.shape, dtype, members)
-        parts.append(model.hidden(torch.tensor(ids), torch.tensor(positions), attend))
+        ids, positions = torch.tensor([[row.token for row in members], [row.position for row in members]]).to(pool.device)
+        parts.append(model.hidden(ids, positions, TileAttention(pool, members)))
     return torch.cat(parts)[: len(rows)]
 
 
@@ -121,11 +121,14 @@ def log_softmax(scores: torch.Tensor) -> torch.Tensor:
     return torch.cat([scores[tile].log_softmax(dim=-1) for tile in _tiles(len(scores))])[: len(scores)]
 
 
-def prove(model: PackedModel, dtype: torch.dtype, page: int) -> None:
-    """Run two texts in full tiles, and in the other order in parts of tiles: EngineError if a row's logits differ in a single bit."""
+def prove(model: PackedModel, like: PagePool) -> None:
+    """Run two texts in full tiles, and in the other order in parts of tiles: EngineError if a row's logits differ in a single bit.
+
+    They take memory of their own, of the kind of `like`.
+    """
     texts = [[(37 * place + 11 * count + 5) % model.shape.vocabulary for place in range(count)] for count in (TILE + 7, TILE // 3)]
-    right = _scored(model, dtype, page, texts, len(texts[0]) + len(texts[1]))
-    other = _scored(model, dtype, page, texts[::-1], TILE // 2 + 3)[::-1]
+    right = _scored(model, like, texts, len(texts[0]) + len(texts[1]))
+    other = _scored(model, like, texts[::-1], TILE // 2 + 3)[::-1]
     for ours, theirs in zip(right, other, strict=True):
         if not torch.equal(ours, theirs):
             raise EngineError(
@@ -134,14 +137,14 @@ def prove(model: PackedModel, dtype: torch.dtype, page: int) -> None:
             )
 
 
-def _scored(model: PackedModel, dtype: torch.dtype, page: int, texts: Sequence[Sequence[int]], at_once: int) -> list[torch.Tensor]:
+def _scored(model: PackedModel, like: PagePool, texts: Sequence[Sequence[int]], at_once: int) -> list[torch.Tensor]:
     """Logits of each text's tokens, so many rows at a time."""
     prompts = [PromptKV(tuple(text)) for text in texts]
-    pool = PagePool(model.shape, sum(-(-len(text) // page) for text in texts), page, dtype)
+    pool = like.another(sum(like.needed(len(text)) for text in texts))
     for prompt in prompts:
         pool.extend(prompt.span, pool.needed(len(prompt.ids)))
-    rows = rows_of([], prompts, [])
-    states = [hidden(model, pool, dtype, rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
+    rows = rows_of([], [Part(prompt, 0, len(prompt.ids)) for prompt in prompts], [])
+    states = [hidden(model, pool, rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
     return list(torch.split(logits(model, torch.cat(states)), [len(text) for text in texts]))
 
 

@@ -16,7 +16,7 @@ from paceline.algo.sampling import Draw, Knobs, check, draw
 from paceline.config.memory import KV_PAGE
 from paceline.core.places import Places
 from paceline.engines import tiles
-from paceline.engines.attention import PromptKV, StepAttention, Track
+from paceline.engines.attention import Part, PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
 from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler, Step
@@ -31,7 +31,7 @@ from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason,
 from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 PREFILL_TOKENS = 512
-"""A step prefills prompts up to this many tokens, at least one prompt: those who decode wait for it."""
+"""A step prefills prompts up to this many tokens, and longer ones in parts: those who decode wait for it."""
 PROBE_STEPS = 8
 """Decode steps of a probe."""
 
@@ -71,16 +71,16 @@ class TorchEngine:
         self._models: list[PackedModel] = [loaded.model, *(copy.deepcopy(loaded.model) for _ in range(versions_held - 1))]
         self._fingerprints: list[str | None] = [None] * versions_held
         self._shape, self._eos_ids = loaded.model.shape, frozenset(loaded.eos_ids)
-        double = any(tensor.dtype == torch.float64 for _, tensor in loaded.model.named_parameters())
-        self._dtype = torch.float64 if double else torch.float32
-        self._pool = PagePool(self._shape, kv_tokens // page, page, self._dtype)
+        dtype = torch.promote_types(loaded.model.compute, torch.float32)
+        device = next(tensor.device for _, tensor in loaded.model.named_parameters())
+        self._pool = PagePool(self._shape, kv_tokens // page, page, dtype, device)
         self._scheduler = Scheduler(self._pool, slots, prefill_tokens)
         self._instance, self._slots, self._decode, self._clock = instance, slots, decode, clock
         self._refused: list[Failure] = []
         self._tokens = self._prefilled = 0
         self._deterministic = deterministic
         if deterministic:
-            self._prove(page)
+            self._prove()
 
     @property
     def preempted(self) -> int:
@@ -108,12 +108,13 @@ class TorchEngine:
         self._refused.clear()
         plan = self._scheduler.plan()
         rows = plan.rows
-        if not rows:
+        if not rows and not plan.parts:
             return ended
         now = self._clock()
         for row in plan.joins:
             row.job.admitted_at = now if row.job.admitted_at is None else row.job.admitted_at
-        return ended + self._advance(rows, self._draw(rows, self._logits(plan)))
+        logits = self._logits(plan)
+        return ended + self._advance(rows, self._draw(rows, logits)) if rows else ended
 
     def load_state(self) -> EngineLoad:
         """Present load. KV memory counts in whole pages; refused requests wait until `step` has returned their failures."""
@@ -165,7 +166,7 @@ class TorchEngine:
         hidden = self._replay(self._models[place], ids[:prompt], ids[prompt:-1])
         logits = self._scores(self._models[place], hidden)
         scores = tiles.log_softmax(logits) if self._deterministic else logits.log_softmax(dim=-1)
-        logprobs = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        logprobs = scores.gather(1, torch.tensor(ids[1:]).to(scores.device)[:, None])[:, 0]
         return ProbeReport(found, self._checksum(place), tuple(logprobs.tolist()), self._clock() - started)
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
@@ -183,7 +184,7 @@ class TorchEngine:
 
     def take_in(self, location: str) -> TakenIn:
         """Go on with trajectories from a file: first in the queue here, with the KV that came along."""
-        state, now = read(location, self._dtype), self._clock()
+        state, now = read(location, self._pool.dtype), self._clock()
         for what, wanted in self._fits({carried.version for carried, _ in state.trajectories}).items():
             if (found := state.fits.get(what)) != wanted:
                 raise EngineError(f"{self._instance}: {location} holds state for {what} = {found}, here it is {wanted}")
@@ -257,37 +258,41 @@ class TorchEngine:
         if len(done) == 1:
             return done[0]
         place = {id(row): n for n, row in enumerate(row for part in parts.values() for row in part.rows)}
-        return torch.cat(done)[torch.tensor([place[id(row)] for row in plan.rows])]
+        return torch.cat(done)[[place[id(row)] for row in plan.rows]]
 
     def _part(self, model: PackedModel, part: Step) -> torch.Tensor:
         """Logits of the rows of one version [N, vocabulary]."""
         rebuilt = [row for row in part.joins if row.tokens]
         states: list[torch.Tensor] = []
-        if part.decode or part.fresh or rebuilt:
-            states.append(self._forward(model, self._pool, part.decode, part.fresh, rebuilt)[: len(part.decode)])
+        if part.decode or part.parts or rebuilt:
+            states.append(self._forward(model, self._pool, part.decode, part.parts, rebuilt)[: len(part.decode)])
         states += [row.state()[None] for row in part.joins]
         return self._scores(model, torch.cat(states))
 
     def _scores(self, model: PackedModel, states: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states [N, vocabulary]."""
+        if not len(states):
+            return torch.empty(0, self._shape.vocabulary, dtype=self._pool.dtype, device=self._pool.device)
         return tiles.logits(model, states) if self._deterministic else model.logits(states)
 
     @torch.inference_mode()
-    def _prove(self, page: int) -> None:
-        tiles.prove(self._models[0], self._dtype, page)
+    def _prove(self) -> None:
+        tiles.prove(self._models[0], self._pool)
 
     def _forward(
-        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV] = (), rebuilt: Sequence[Track] = ()
+        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], parts: Sequence[Part] = (), rebuilt: Sequence[Track] = ()
     ) -> torch.Tensor:
         """Final hidden states [tracks + prompt tokens + rebuilt tokens, width]; the KV of all these tokens is in memory afterwards."""
+        parts = sorted(parts, key=lambda part: part.start > 0)
         if self._deterministic:
-            hidden = tiles.hidden(model, pool, self._dtype, tiles.rows_of(tracks, fresh, rebuilt))
+            hidden = tiles.hidden(model, pool, tiles.rows_of(tracks, parts, rebuilt))
         else:
-            hidden = self._packed(model, pool, tracks, fresh, rebuilt)
+            hidden = self._packed(model, pool, tracks, parts, rebuilt)
         end = len(tracks)
-        for prompt in fresh:
-            end += len(prompt.ids)
-            prompt.last = hidden[end - 1].clone()
+        for part in parts:
+            end += len(part.ids)
+            if part.stop == len(part.prompt.ids):
+                part.prompt.last = hidden[end - 1].clone()
         for track in rebuilt:
             end += len(track.tokens)
             track.last = hidden[end - 1].clone()
@@ -295,26 +300,26 @@ class TorchEngine:
         return hidden
 
     def _packed(
-        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], fresh: Sequence[PromptKV], rebuilt: Sequence[Track]
+        self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], parts: Sequence[Part], rebuilt: Sequence[Track]
     ) -> torch.Tensor:
         """`_forward` as one run of all rows together."""
         ids = [track.tokens[-1] for track in tracks]
         positions = [len(track.prompt.ids) + len(track.tokens) - 1 for track in tracks]
-        for prompt in fresh:
-            ids += prompt.ids
-            positions += range(len(prompt.ids))
+        for part in parts:
+            ids += part.ids
+            positions += range(part.start, part.stop)
         for track in rebuilt:
             ids += track.tokens
             positions += range(len(track.prompt.ids), len(track.prompt.ids) + len(track.tokens))
-        attend = StepAttention(pool, self._shape, self._dtype, tracks, fresh, rebuilt)
-        return model.hidden(torch.tensor(ids), torch.tensor(positions), attend)
+        rows = torch.tensor([ids, positions]).to(pool.device)
+        return model.hidden(rows[0], rows[1], StepAttention(pool, tracks, parts, rebuilt))
 
     def _replay(self, model: PackedModel, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Prefill a prompt, decode given tokens after it; hidden states of all [prompt + tokens, width]."""
-        size, track = self._pool.size, Track(PromptKV(tuple(prompt)))
-        pool = PagePool(self._shape, self._pool.needed(len(prompt)) + self._pool.needed(len(tokens)), size, self._dtype)
+        track = Track(PromptKV(tuple(prompt)))
+        pool = self._pool.another(self._pool.needed(len(prompt)) + self._pool.needed(len(tokens)))
         pool.extend(track.prompt.span, pool.needed(len(prompt)))
-        hidden = [self._forward(model, pool, [], [track.prompt])]
+        hidden = [self._forward(model, pool, [], [Part(track.prompt, 0, len(prompt))])]
         for token in tokens:
             track.tokens.append(token)
             pool.extend(track.own, pool.needed(len(track.tokens)) - len(track.own.places))
@@ -353,7 +358,7 @@ class TorchEngine:
 
     def _trajectory(self, job: Job, finish: FinishReason) -> Trajectory:
         request, sampling = job.request, job.request.sampling
-        dtype = np.float64 if self._dtype == torch.float64 else np.float32
+        dtype = np.float64 if self._pool.dtype == torch.float64 else np.float32
         columns: dict[str, npt.NDArray[Any]] = {
             LOGPROB: np.array(job.logprobs, dtype=dtype),
             VERSION: np.array(job.versions, dtype=np.int32),

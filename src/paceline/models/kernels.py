@@ -144,6 +144,7 @@ class _Derived:
         """The kept tensor; `make` it when `parts` were written to, moved, or another `kind` is asked for."""
         key = (kind, *((part.data_ptr(), part._version) for part in parts))
         if self._value is None or key != self._key:
+            self._value = None  # its memory serves the next one
             self._key, self._value = key, make()
         return self._value
 

@@ -58,8 +58,9 @@ def load(config: ModelConfig, *, parameters: torch.dtype | None = None, device: 
     """Load the model that `config` names.
 
     Activations have `config.dtype`. Weights are stored in `parameters`; by default that is the compute dtype, and for
-    training (`train`: gradients required) float32, or float64 for float64.
+    training (`train`: gradients required) float32, or float64 for float64. ModelError for a device that torch cannot use here.
     """
+    _try(device)
     directory = resolve(config.path)
     compute: torch.dtype = getattr(torch, config.dtype)
     master = torch.float64 if compute == torch.float64 else torch.float32
@@ -73,6 +74,13 @@ def load(config: ModelConfig, *, parameters: torch.dtype | None = None, device: 
         raise ModelError(f"{directory}: neither config.json, generation_config.json nor the tokenizer names an end-of-sequence token")
     pad = tokenizer.pad_token_id
     return LoadedModel(model=model, directory=directory, eos_ids=ends, pad_id=ends[0] if pad is None else pad)
+
+
+def _try(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        raise ModelError(f"device {device!r}: torch cannot use it here ({str(error).splitlines()[0]})") from error
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from io import FileIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,8 +27,8 @@ _INDEX = "model.safetensors.index.json"
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model directory that are not weights: config, tokenizer, templates."""
 _NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""Dtypes as safetensors files name them."""
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Dtypes of weights, by the names that safetensors files have for them."""
 _DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
 """Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
 
@@ -87,13 +86,19 @@ def files_of(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """An open safetensors file; ModelError instead of the library's errors."""
+def _as_model_errors(file: Path) -> Iterator[None]:
+    """ModelError instead of the errors of the library and the system."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            yield opened
+        yield
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: damaged or unreadable safetensors file ({error})") from error
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """An open safetensors file, with such errors."""
+    with _as_model_errors(file), safe_open(file, framework="pt") as opened:
+        yield opened
 
 
 def read(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -110,7 +115,7 @@ def copy_into(own: Mapping[str, torch.Tensor], path: Path) -> str:
     Everything is checked before the first tensor changes: ModelError names what is missing, unknown, misshapen or damaged.
     """
     files = files_of(path)
-    _check_fits(own, {name: shape for file in files for name, shape in _shapes(file)}, path)
+    _check_fits(own, files, path)
     with torch.inference_mode(False), torch.no_grad():  # writes in inference mode would not show in version counters
         for file in files:
             _fill(own, file)
@@ -118,45 +123,62 @@ def copy_into(own: Mapping[str, torch.Tensor], path: Path) -> str:
 
 
 def _fill(own: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Copy the tensors of one file into place. What has the same dtype is read there at once.
+    """Copy the tensors of one file into place. What has the same dtype is read there at once, by as many threads as torch has.
 
-    Mapping the file instead would fault its pages in one by one, and several threads that do so wait for each other.
+    Mapping the file instead would fault its pages in one by one, in threads that wait for each other, and keep all of them to the end.
     """
-    with _opened(file) as opened, file.open("rb", buffering=0) as source:
+    with _as_model_errors(file), file.open("rb", buffering=0) as source:
         size = int.from_bytes(source.read(8), "little")
-        header = json.loads(source.read(size))
-        for name in header.keys() & own.keys():
-            target, stored = own[name], header[name]
-            if target.device.type == "cpu" and target.is_contiguous() and _NAMES.get(target.dtype) == stored["dtype"]:
-                source.seek(8 + size + stored["data_offsets"][0])
-                _read_into(source, target, file)
-            else:
-                target.copy_(opened.get_tensor(name))
+        stored = json.loads(source.read(size))
+        dtypes = {name: _DTYPES[stored[name]["dtype"]] for name in stored.keys() & own.keys()}
+
+        def _read(name: str, into: torch.Tensor) -> None:
+            _read_into(source.fileno(), 8 + size + stored[name]["data_offsets"][0], into, file)
+
+        direct = sorted((name for name in dtypes if _takes_bytes(own[name], dtypes[name])), key=lambda name: -own[name].nbytes)
+        for name in direct:
+            torch.autograd.graph.increment_version(own[name])
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(_read, direct, [own[name] for name in direct]))
+        for name in dtypes.keys() - set(direct):
+            read = torch.empty(own[name].shape, dtype=dtypes[name])
+            _read(name, read)
+            own[name].copy_(read)
 
 
-def _read_into(source: FileIO, target: torch.Tensor, file: Path) -> None:
-    """Fill a tensor with the next bytes of a file, and count it as written to."""
+def _takes_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers of a dtype can be read into a tensor as they lie in a file."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == dtype
+
+
+def _read_into(descriptor: int, offset: int, target: torch.Tensor, file: Path) -> None:
+    """Fill a contiguous tensor with the bytes of a file from an offset on."""
     left = target.detach().reshape(-1).view(torch.uint8).numpy().data
     while left:
-        count = source.readinto(left)
+        count = os.preadv(descriptor, [left], offset)
         if not count:
             raise ModelError(f"{file}: ends within a tensor")
-        left = left[count:]
-    torch.autograd.graph.increment_version(target)
+        left, offset = left[count:], offset + count
 
 
-def _shapes(file: Path) -> list[tuple[str, tuple[int, ...]]]:
+def _described(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype (as the file names it) of every tensor."""
     with _opened(file) as opened:
-        return [(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()]  # noqa: SIM118 - not a mapping
+        for name in opened.keys():  # noqa: SIM118 - not a mapping
+            part = opened.get_slice(name)
+            yield name, tuple(part.get_shape()), part.get_dtype()
 
 
-def _check_fits(own: Mapping[str, torch.Tensor], found: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    for name, shape in found.items():
-        if name in own and shape != tuple(own[name].shape):
-            raise ModelError(f"{path}: tensor {name!r} has shape {shape}, the model's has {tuple(own[name].shape)}")
+def _check_fits(own: Mapping[str, torch.Tensor], files: Iterable[Path], path: Path) -> None:
+    missing = set(own)
+    for name, shape, dtype in (described for file in files for described in _described(file)):
         if name not in own and not name.endswith(_DERIVED):
             raise ModelError(f"{path}: tensor {name!r} is not one of the model's")
-    missing = own.keys() - found.keys()
+        if name in own and shape != tuple(own[name].shape):
+            raise ModelError(f"{path}: tensor {name!r} has shape {shape}, the model's has {tuple(own[name].shape)}")
+        if name in own and dtype not in _DTYPES:
+            raise ModelError(f"{path}: tensor {name!r} is stored as {dtype}; weights are read as {', '.join(_DTYPES)}")
+        missing.discard(name)
     if missing:
         raise ModelError(f"{path}: {len(missing)} of the model's tensors are missing, e.g. {min(missing)!r}")
 
