@@ -23,6 +23,7 @@ from paceline.cli import wire
 from paceline.config.inspect import model_shape
 from paceline.config.load import load
 from paceline.config.memory import memory
+from paceline.config.plan import schedule
 from paceline.models.load import load_tokenizer, resolve
 from paceline.models.smollm2 import NAME
 from paceline.ports.pool import WorkerBody, WorkerSpec, make_body
@@ -43,9 +44,10 @@ CASES: Mapping[str, Sequence[str]] = {
     "8 x 8, checkpointing": (EIGHT, "trainer.micro_batch_tokens=2300", "trainer.checkpoint_activations=true"),
     "4 x 8, a reference": (FOUR, "trainer.micro_batch_tokens=1150", "algorithm.kl=k3", "algorithm.kl_weight=0.1"),
     "4 x 8, float32": (FOUR, "trainer.micro_batch_tokens=1150", "model.dtype=float32"),
+    "8 x 8, pipelined": (EIGHT, "rollout.slots=64", "schedule.preset=pipelined"),
     "4 x 8, long answers": (FOUR, "trainer.micro_batch_tokens=2112", "rollout.max_tokens=512", "run.updates=1"),
 }
-"""Micro-batches are nearly full: the estimate is an upper limit, and takes them for full."""
+"""Micro-batches are nearly full, or dispatches of one group: the estimate is an upper limit, and takes them for full."""
 
 
 class Peak:
@@ -86,7 +88,7 @@ def run(overrides: Sequence[str], scratch: Path) -> dict[str, Any]:
     assert shape is not None
     found: dict[str, Any] = {}
     for process, name in (("engine", "rollout-0"), ("trainer", "trainer")):
-        items = [item for item in memory(config, shape) if item.process == process]
+        items = [item for item in memory(config, shape, schedule(config).groups_per_dispatch) if item.process == process]
         estimated, peak = sum(item.bytes for item in items), int((scratch / f"{name}.peak").read_text())
         found[process] = {
             "peak_bytes": peak,

@@ -4,8 +4,9 @@ Both sides: the same model, prompts, group size, AdamW (fused), threads, float32
 max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. An update's
 seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
 engine. Memory is the peak of the proportional set size, summed over all processes of a side. TRL gets the fastest of the settings in TRIED
-on this machine, measured first, and an environment of its own (made at --venv if it is not there). The ceiling, measured beside it, is what
-dense products and reading the weights would take at this machine's speed. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
+on this machine, measured first, and an environment of its own (made at --venv if it is not there) with the torch and the transformers of
+this one. The ceiling, measured beside it, is what dense products and reading the weights would take at this machine's speed. A finished run
+is a line of RUNS/runs.jsonl and does not run again. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from evidence import ROOT, Quiet, best_seconds, measured
+from evidence import ROOT, Quiet, commit, measured
 from paceline.models.load import load_tokenizer, resolve
 from paceline.models.smollm2 import NAME
 from paceline.runtime.process import MEMORY
+from serving import Kept, product_rate, read_bandwidth, spread
 
 TRL = ("trl==1.16.0", "gguf")
 TRIED = {"attention": ("sdpa", "eager"), "micro_batch": (8, 32)}
@@ -150,12 +154,14 @@ def _threads(job: Job) -> dict[str, str]:
 
 
 def environment(directory: Path) -> Path:
-    """Python of an environment with TRL and the same torch and transformers as here, made if it is not there."""
-    python = directory / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-        command = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "torch", "transformers", *TRL]
-        subprocess.run(command, check=True)
+    """Python of an environment with TRL beside the packages of this one, made if it is not there."""
+    python, done = directory / "bin" / "python", directory / "installed"
+    if not done.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+        beside = next(directory.glob("lib/python*/site-packages")) / "beside.pth"
+        beside.write_text(sysconfig.get_path("purelib") + "\n")
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), *TRL], check=True)
+        done.touch()
     return python
 
 
@@ -166,12 +172,16 @@ def versions(python: Path) -> dict[str, str]:
     return dict(json.loads(subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout))
 
 
-def best_settings(job: Job, python: Path, scratch: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+Run = Callable[..., dict[str, Any]]
+"""(side, job, repeat, **settings) -> what was seen of that run."""
+
+
+def best_settings(job: Job, run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The fastest of the settings tried, by the second of two updates, and all that were tried."""
     short, tried = Job(**{**asdict(job), "updates": WARMUP + 1}), []
 
     def attempt(**settings: Any) -> None:
-        found = trl(short, python, scratch, settings)
+        found = run("trl", short, 0, **settings)
         tried.append({"settings": settings, **found["rows"][0], "peak_pss_bytes": found["peak_pss_bytes"]})
         print(tried[-1], flush=True)
 
@@ -189,9 +199,7 @@ def _fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
 def ceiling(job: Job) -> dict[str, float]:
     """This machine's speed, and what an update would take if nothing but dense products and reading the weights took time."""
     torch.set_num_threads(job.threads)
-    a, b, big = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16(), torch.ones(2**28)
-    flops = 2 * 2048**3 / best_seconds(lambda: a @ b)
-    bandwidth = big.nbytes / best_seconds(big.sum)
+    flops, bandwidth = product_rate(torch.bfloat16), read_bandwidth()
     parameters, head = 134_515_008, 49_152 * 576
     tokenizer = load_tokenizer(resolve(NAME))
     prompt = statistics.mean(len(tokenizer(text)["input_ids"]) for text in prompts(job)[: job.groups])
@@ -207,20 +215,16 @@ def ceiling(job: Job) -> dict[str, float]:
 
 
 def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over the updates of all repeats, their quartiles, and ratios TRL / paceline, repeat by repeat."""
+    """Medians over the updates of each repeat, with their spread, and ratios TRL / paceline, repeat by repeat."""
     found: dict[str, Any] = {}
     for part in ("seconds", "generation", "training"):
         each = {name: [statistics.median(row[part] for row in run["rows"]) for run in sides] for name, sides in runs.items()}
         ratios = [theirs / mine for theirs, mine in zip(each["trl"], each["paceline"], strict=True)]
-        found[part] = {**{name: _spread(values) for name, values in each.items()}, "ratio": _spread(ratios)}
+        found[part] = {**{name: spread(values) for name, values in each.items()}, "ratio": spread(ratios)}
     peaks = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in runs.items()}
     shares = [mine / theirs for theirs, mine in zip(peaks["trl"], peaks["paceline"], strict=True)]
-    found["peak_pss_bytes"] = {**{name: _spread(values) for name, values in peaks.items()}, "paceline_over_trl": _spread(shares)}
+    found["peak_pss_bytes"] = {**{name: spread(values) for name, values in peaks.items()}, "paceline_over_trl": spread(shares)}
     return found
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "least": min(values), "most": max(values), "values": values}
 
 
 def main() -> None:
@@ -235,21 +239,29 @@ def main() -> None:
     repeats = 1 if arguments.tiny else arguments.repeats
     arguments.runs.mkdir(parents=True, exist_ok=True)
     if arguments.tiny:
-        print(json.dumps(compare(job, repeats, arguments.venv, arguments.runs), indent=1))
+        shutil.rmtree(arguments.runs / "tiny", ignore_errors=True)
+        print(json.dumps(compare(job, repeats, arguments.venv, arguments.runs / "tiny"), indent=1))
         return
     with measured("step-vs-trl", repeats=repeats) as figures:
         figures |= compare(job, repeats, arguments.venv, arguments.runs)
+    told = ("trl_settings", "ceiling", "share_of_ceiling", "seconds", "generation", "training", "peak_pss_bytes", "holds")
+    print(json.dumps({name: figures[name] for name in told}, indent=1))
 
 
 def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]:
     """Everything that is claimed."""
-    python = environment(venv)
+    python, kept = environment(venv), Kept(scratch / "runs.jsonl")
+
+    def run(side: str, job: Job, repeat: int, **settings: Any) -> dict[str, Any]:
+        key = {"side": side, **asdict(job), **settings, "repeat": repeat, "commit": commit()}
+        return dict(kept.once(key, lambda: ours(job, scratch) if side == "paceline" else trl(job, python, scratch, settings)))
+
     limits = ceiling(job)
-    settings, tried = best_settings(job, python, scratch)
+    settings, tried = best_settings(job, run)
     runs: dict[str, list[dict[str, Any]]] = {"trl": [], "paceline": []}
-    for _ in range(repeats):
-        runs["trl"].append(trl(job, python, scratch, settings))
-        runs["paceline"].append(ours(job, scratch))
+    for repeat in range(repeats):
+        runs["trl"].append(run("trl", job, repeat, **settings))
+        runs["paceline"].append(run("paceline", job, repeat))
         print({name: sides[-1] for name, sides in runs.items()}, flush=True)
     result = summary(runs)
     shares = {part: limits[f"{part}_seconds"] / result[part]["paceline"]["median"] for part in ("generation", "training")}

@@ -148,7 +148,7 @@ FEW = ("rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4",
 
 
 def items(c: Config, shape: ModelShape = SMALL) -> dict[tuple[str, str], int]:
-    return {(m.process, m.what): m.bytes for m in memory(c, shape)}
+    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch)}
 
 
 def test_memory_items_follow_their_formulas() -> None:
@@ -163,7 +163,8 @@ def test_memory_items_follow_their_formulas() -> None:
     assert found["trainer", "rounded head"] == 4 * 80
     assert found["trainer", "activations"] == 20 * 2 * LAYER * 2
     assert found["trainer", "logits"] == 2 * 6 * 10 * 4
-    assert found["trainer", "gradient of the head"] == 2 * 4 * 80
+    assert found["trainer", "head in a chunk"] == 2 * 2 * 80
+    assert ("trainer", "gradient of the head") not in found, "it is one of the gradients"
     assert ("trainer", "reference model") not in found
     for process in ("engine", "trainer"):
         given = sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
@@ -173,15 +174,36 @@ def test_memory_items_follow_their_formulas() -> None:
 def test_a_micro_batch_is_no_larger_than_the_update_and_no_smaller_than_one_answer() -> None:
     assert items(config(*FEW))["trainer", "activations"] == 58 * 2 * LAYER * 2
     assert items(config(*FEW, "trainer.micro_batch_tokens=1"))["trainer", "activations"] == (5 + 3) * 2 * LAYER * 2
+    exact = items(config(*FEW, "run.deterministic=true"))
+    assert exact["trainer", "activations"] == (5 + 8 * 3) * 2 * LAYER * 2, "no micro-batch holds two groups"
+    assert exact["trainer", "gradients"] == 4 * SMALL.parameters
+
+
+def test_dispatches_of_a_part_of_an_update_hold_that_part_and_the_gradients_of_those_before() -> None:
+    found = items(config(*FEW, "schedule.preset=pipelined"))
+    assert found["trainer", "activations"] == (5 + 8 * 3) * 2 * LAYER * 2, "by default pipelined takes one of two groups at a time"
+    assert found["trainer", "gradients"] == 4 * SMALL.parameters
+
+
+def test_there_are_no_more_rows_of_logits_than_sampled_tokens() -> None:
+    found = items(config(*FEW, "trainer.head_chunk=512", "trainer.micro_batch_tokens=20"))
+    assert found["trainer", "logits"] == 2 * (2 * 8 * 4) * 10 * 4
+
+
+def test_the_only_micro_batch_keeps_the_weights_of_the_body_in_the_compute_dtype() -> None:
+    assert items(config(*FEW))["trainer", "rounded body"] == 2 * (SMALL.parameters - 160)
+    for other in ("trainer.micro_batch_tokens=20", "model.dtype=float32", "trainer.checkpoint_activations=true"):
+        assert ("trainer", "rounded body") not in items(config(*FEW, other))
 
 
 def test_in_one_micro_batch_gradients_come_while_activations_go() -> None:
     """Many rows: what is kept when the backward pass begins counts; few: all the gradients at its end."""
-    assert ("trainer", "gradients") not in items(config(*FEW))
+    many = items(config(*FEW))
+    assert many["trainer", "gradient of the head"] == 4 * 80
+    assert ("trainer", "gradients") not in many
     sizes = ("schedule.groups_per_update=1", "schedule.group_size=2", "rollout.max_prompt_tokens=1", "rollout.max_tokens=2")
     few = items(config(*sizes, "trainer.head_chunk=6"))
     assert few["trainer", "gradients"] == 4 * SMALL.parameters
-    assert few["trainer", "gradient of the embedding"] == 4 * 80
     assert ("trainer", "activations") not in few
 
 
@@ -202,6 +224,14 @@ def test_float32_needs_no_rounded_head_and_a_reference_model_is_packed_like_the_
     assert found["trainer", "reference model"] == found["engine", "weights"] == 2 * 4 * 134_515_008
     assert items(config("model.dtype=float64"))["engine", "weights"] == 8 * SMALL.parameters, "no kernel packs float64"
     assert found["engine", "KV cache"] == 2 * 30 * 3 * 64 * 4 * 1000
+
+
+@pytest.mark.parametrize(("dtype", "part"), [("bfloat16", 10), ("float32", 5)])
+def test_a_trainer_in_float32_leaves_more_between_the_blocks_of_its_allocator(dtype: str, part: int) -> None:
+    found = items(config(f"model.dtype={dtype}"))
+    for process, share in (("engine", 10), ("trainer", part)):
+        given = sum(size for (where, what), size in found.items() if where == process and what not in ("libraries", "allocator"))
+        assert found[process, "allocator"] == given // share
 
 
 def test_a_local_directory_tells_its_shape_by_its_config(tmp_path: Path) -> None:

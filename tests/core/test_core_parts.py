@@ -244,7 +244,7 @@ def test_instances_that_can_carry_the_schedule_pass_and_so_does_having_none_yet(
 
 
 def test_a_lane_offers_the_emptiest_instance_and_remembers_no_more_than_it_must() -> None:
-    versions = Versions(0)
+    versions = Versions(0, 1)
     versions.publish(0, 0)
     fleet = Fleet(True, versions)
     a, b = (fleet.up(InstanceInfo(name, 8)) for name in "ab")

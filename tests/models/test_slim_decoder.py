@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from paceline.config.schema import ModelConfig
 from paceline.models.attend import causal
-from paceline.models.kernels import Head
+from paceline.models.kernels import Head, lookup
 from paceline.models.load import load
 from paceline.models.packed import PackedModel
 from paceline.models.slim import SlimDecoder
@@ -88,6 +88,29 @@ def test_the_head_multiplies_bfloat16_exactly_and_adds_in_float32(frozen):
     assert found.dtype == torch.float32
     assert (found.double() - hidden.double() @ weight.double().t()).abs().max() < 1e-5
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)])
+def test_the_gradient_of_a_tied_matrix_adds_up_in_place_to_what_autograd_gives(dtype, within):
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(2100, 8, generator=generator, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    ids, targets = torch.tensor([7, 3, 7, 2099, 5]), torch.tensor([1, 7, 2, 2098, 3])
+    plain, owner = start.clone().requires_grad_(), torch.nn.Linear(8, 2100, bias=False)
+    owner.weight = torch.nn.Parameter(start.clone())
+    head, places = Head(owner), set()
+    for _ in range(2):
+        rows = torch.nn.functional.embedding(ids, plain, padding_idx=3)
+        torch.nn.functional.cross_entropy(rows @ plain.t(), targets).backward()
+        rows = lookup(ids, owner.weight, 3, dtype)
+        logits = torch.cat([head(part) for part in rows.split(2)])
+        torch.nn.functional.cross_entropy(logits, targets).backward()
+        places.add(owner.weight.grad.data_ptr())
+    assert len(places) == 1
+    assert owner.weight.grad.dtype == start.dtype
+    assert (owner.weight.grad - plain.grad).norm() <= within * plain.grad.norm()
+    before = owner.weight.grad.clone()
+    lookup(torch.tensor([3]), owner.weight, 3, dtype).sum().backward()
+    assert torch.equal(owner.weight.grad, before), "the row of the padding id gets nothing through the look-up"
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 130])

@@ -66,6 +66,17 @@ def test_a_step_scales_then_clips_then_does_what_adamw_does(dtype: torch.dtype) 
         assert ours[name].grad is None
 
 
+def test_the_norm_of_a_large_gradient_is_that_of_float64() -> None:
+    weights = {"matrix": torch.zeros(4000, 300), "vector": torch.zeros(7), "unused": torch.zeros(2, 2)}
+    optimizer = Optimizer({name: weight.requires_grad_() for name, weight in weights.items()}, TrainerConfig())
+    assert optimizer.norm(3.0) == 0.0
+    generator = torch.Generator().manual_seed(0)
+    for name in ("matrix", "vector"):
+        weights[name].grad = torch.randn(weights[name].shape, generator=generator)
+    right = torch.cat([weight.grad.double().flatten() for weight in weights.values() if weight.grad is not None]).norm().item()
+    assert optimizer.norm(3.0) == pytest.approx(right / 3.0, rel=1e-8)
+
+
 def test_a_rate_of_zero_leaves_every_bit_of_weights_and_moments() -> None:
     weights = parameters()
     weights["vector"].data[0] = -0.0

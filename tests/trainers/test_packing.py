@@ -111,8 +111,9 @@ def test_no_other_cut_into_fewer_micro_batches_or_smaller_ones_exists(
     assert largest(tuple(batch[0] for batch in found[1:])) == min(map(largest, as_many))
 
 
+@pytest.mark.parametrize("library", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_block_attention_equals_one_dense_mask_forward_and_backward(dtype: torch.dtype) -> None:
+def test_block_attention_equals_one_dense_mask_forward_and_backward(dtype: torch.dtype, library: bool) -> None:
     blocks = (Block(5, (3, 1, 4)), Block(6, ()), Block(1, (2, 2)))
     owners: list[tuple[int, int]] = []
     for number, block in enumerate(blocks):
@@ -127,7 +128,7 @@ def test_block_attention_equals_one_dense_mask_forward_and_backward(dtype: torch
     weights = torch.randn(total, 4, 8, generator=generator, dtype=dtype)
     wide = [x.repeat_interleave(4 // x.shape[1], 1).transpose(0, 1) for x in (q, k, v)]
     dense = F.scaled_dot_product_attention(*wide, attn_mask=mask, scale=0.3).transpose(0, 1)
-    ours = block_attend(blocks, 0.3, torch.device("cpu"))(0, q, k, v)
+    ours = block_attend(blocks, 0.3, torch.device("cpu"), library=library)(0, q, k, v)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float64: 1e-13}[dtype]
     torch.testing.assert_close(ours, dense, atol=tolerance, rtol=tolerance)
     gradients = [torch.autograd.grad((out * weights).sum(), (q, k, v), retain_graph=True) for out in (ours, dense)]

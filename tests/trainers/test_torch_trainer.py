@@ -225,6 +225,24 @@ def test_a_finite_loss_with_a_gradient_that_is_not_skips_the_update_and_names_th
     assert torch.equal(bench.weights(), before)
 
 
+def test_a_skipped_update_leaves_nothing_behind_but_its_number(tiny: Path) -> None:
+    ends = []
+    for skipped in (False, True):
+        bench = Bench(tiny)
+        bench.trainer.accumulate([group(0)])
+        bench.trainer.step()
+        if skipped:
+            bench.trainer.accumulate([group(1, logprobs=[[-1.0, -250.0, -1.0], [-1.0, -1.0]])])
+            bench.trainer.accumulate([group(2)])
+            assert not bench.trainer.step().applied
+        bench.trainer.accumulate([group(3)])
+        report = bench.trainer.step()
+        ends.append((bench.weights(), report))
+    assert torch.equal(ends[0][0], ends[1][0]), "neither gradients nor moments nor the number of steps that AdamW counts"
+    assert [report.update for _, report in ends] == [2, 3]
+    assert ends[1][1].metrics["skipped_updates"] == 1
+
+
 def test_the_gap_is_measured_on_tokens_of_the_present_weights_only(tiny: Path, tmp_path: Path) -> None:
     bench = Bench(tiny)
     bench.trainer.accumulate([group(0, version=0), group(1, version=3)])

@@ -40,15 +40,20 @@ class Memory:
     formula: str
 
 
-def memory(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
-    """Items of one engine process and of the trainer. Items are summed per process; engines are alike."""
-    return (*_with_overhead(_engine(config, shape)), *_with_overhead(_trainer(config, shape)))
+def memory(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
+    """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D."""
+    narrow = BYTES[config.model.dtype] < 4
+    trainer = _trainer(config, shape, groups_per_dispatch)
+    return (*_with_overhead(_engine(config, shape), 10), *_with_overhead(trainer, 10 if narrow else 5))
 
 
-def _with_overhead(items: Sequence[Memory]) -> list[Memory]:
-    """With what lies unused between the blocks that an allocator has given out."""
+def _with_overhead(items: Sequence[Memory], part: int) -> list[Memory]:
+    """With what lies unused between the blocks that an allocator has given out, a `part`-th of them.
+
+    A trainer in float32 leaves more: gradients take the places of activations there, and are a little larger or smaller.
+    """
     given = sum(item.bytes for item in items if item.what != LIBRARIES)
-    return [*items, Memory(items[0].process, "allocator", given // 10, "a tenth of all but the libraries")]
+    return [*items, Memory(items[0].process, "allocator", given // part, f"1/{part} of all but the libraries")]
 
 
 def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
@@ -77,7 +82,7 @@ def _served_formula(size: int) -> str:
     return "P b" if size == BYTES["float64"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
 
 
-def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
+def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
     size = BYTES[config.model.dtype]
     master, head = max(4, size), shape.vocabulary * shape.width
@@ -90,40 +95,38 @@ def _trainer(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
         stays.append(Memory("trainer", "rounded head", head * master, "V w m"))
     if config.algorithm.kl != "none":
         stays.append(Memory("trainer", "reference model", _served(shape, size), _served_formula(size)))
-    return (*stays, *max(_head_phase(config, shape), _step_phase(shape, master), key=lambda items: sum(item.bytes for item in items)))
+    moments = _head_phase(config, shape, groups_per_dispatch), _step_phase(shape, master)
+    return (*stays, *max(moments, key=lambda items: sum(item.bytes for item in items)))
 
 
-def _head_phase(config: Config, shape: ModelShape) -> list[Memory]:
+def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int) -> list[Memory]:
     """When the backward pass of the last micro-batch begins: everything is kept, and nothing of it released."""
     size, rollout, schedule = BYTES[config.model.dtype], config.rollout, config.schedule
     master, head = max(4, size), shape.vocabulary * shape.width
-    update = schedule.groups_per_update * (rollout.max_prompt_tokens + schedule.group_size * (rollout.max_tokens - 1))
+    group = rollout.max_prompt_tokens + schedule.group_size * (rollout.max_tokens - 1)
+    together = 1 if config.run.deterministic else groups_per_dispatch
     budget = config.trainer.micro_batch_tokens
-    rows = min(update, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
-    several = update > budget or schedule.groups_per_dispatch not in (None, schedule.groups_per_update)
+    rows = min(together * group, max(budget, rollout.max_prompt_tokens + rollout.max_tokens - 1))
+    several = schedule.groups_per_update * group > min(together * group, budget)
     layer = 2 * shape.width + 2 * (shape.heads + shape.kv_heads) * shape.head_dim + 2 * shape.intermediate
     kept, formula = shape.layers * layer, "R L (2 w + 2 (H + K) d + 2 i) b"
+    body = shape.parameters - (1 if shape.tied else 2) * head
     if config.trainer.checkpoint_activations:
-        kept, formula = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b"
+        kept, formula, body = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b", 0
     copies = 2 + (rollout.temperature != 1) + 2 * (rollout.top_p < 1 or rollout.top_k > 0)
+    chunk = min(config.trainer.head_chunk, together * schedule.group_size * rollout.max_tokens)
     items = [
         Memory("trainer", "activations", rows * kept * size, formula),
-        Memory(
-            "trainer",
-            "logits",
-            copies * config.trainer.head_chunk * shape.vocabulary * master,
-            f"{copies} head_chunk V m (logits, probabilities)",
-        ),
-        Memory("trainer", "gradient of the head", 2 * head * master, "2 V w m (sum, addend)"),
+        Memory("trainer", "logits", copies * chunk * shape.vocabulary * master, f"{copies} head_chunk V m (logits, probabilities)"),
+        Memory("trainer", "head in a chunk", (1 + (size < master)) * head * size, "V w b (gradient), in bfloat16 V w b (weights) beside"),
     ]
     if several:
-        items.insert(0, Memory("trainer", "gradients", shape.parameters * master, "P m"))
-    return items
+        return [Memory("trainer", "gradients", shape.parameters * master, "P m"), *items]
+    if size < master and body:
+        items.append(Memory("trainer", "rounded body", body * size, "b per weight, until it has a gradient"))
+    return [Memory("trainer", "gradient of the head", head * master, "V w m"), *items]
 
 
 def _step_phase(shape: ModelShape, master: int) -> list[Memory]:
-    """When the backward pass ends: all gradients, and that of the embedding once more."""
-    return [
-        Memory("trainer", "gradients", shape.parameters * master, "P m"),
-        Memory("trainer", "gradient of the embedding", shape.vocabulary * shape.width * master, "V w m"),
-    ]
+    """When the backward pass ends: all gradients."""
+    return [Memory("trainer", "gradients", shape.parameters * master, "P m")]

@@ -200,5 +200,5 @@ def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None
         sampled_tokens=sampled_tokens,
         trained_tokens=prompt_tokens + sampled_tokens,
         more_prompts=groups * fixed.refill_limit if fixed.no_signal == "refill" else 0,
-        memory=() if shape is None else memory(config, shape),
+        memory=() if shape is None else memory(config, shape, fixed.groups_per_dispatch),
     )

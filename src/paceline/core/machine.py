@@ -37,7 +37,7 @@ from paceline.core.outbox import Wait
 from paceline.core.placement import Placement
 from paceline.core.presets import check
 from paceline.core.records import Instance
-from paceline.core.schedule import Resume, Schedule
+from paceline.core.schedule import AUTO, Resume, Schedule
 from paceline.core.serving import Serving
 from paceline.core.state import Machinery
 from paceline.core.training import Training
@@ -150,7 +150,8 @@ class Machine:
         if claimed is None:
             return
         sample, instance = claimed
-        self._boundaries.meter.trajectory(sample.group.order, event.tokens)
+        if self._m.schedule.frontier == AUTO:
+            self._boundaries.meter.trajectory(sample.group.order, event.tokens)
         complete = self._serving.finished(sample, event)
         self._after_slot(instance, sample.version, progress=complete)
 

@@ -20,7 +20,7 @@ class Machinery:
         self.traits = traits(schedule)
         self.pace = Pace(schedule.bound, schedule.groups_per_update, schedule.updates_per_publish)
         self.out = Outbox(schedule.deadlines)
-        self.versions = Versions(resume.version)
+        self.versions = Versions(resume.version, schedule.bound)
         self.groups = Groups(schedule.group_size, schedule.in_order, self.traits.pinned, self.traits.paced, self.versions)
         self.fleet = Fleet(self.traits.pinned, self.versions)
         self.update = resume.update

@@ -6,15 +6,17 @@ from __future__ import annotations
 class Versions:
     """Counts the users of every version (instances, unconsumed pinned groups); a version nobody needs may leave the store."""
 
-    __slots__ = ("_idle", "_users", "available", "newest", "updates")
+    __slots__ = ("_idle", "_told", "_users", "available", "newest", "updates")
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, bound: int) -> None:
+        """bound: largest staleness at consumption, in versions."""
+        self._told = bound + 2
         self.newest = version
         """Newest version whose publish was commanded: what staleness is measured against."""
         self.available = version - 1
         """Newest version that lies in the store."""
         self.updates: dict[int, int] = {}
-        """Updates contained in each version; kept for all, since mixed tokens may name a version that nobody needs any more."""
+        """Updates contained in each version that a group may be consumed with: mixed tokens may name one that nobody needs any more."""
         self._users: dict[int, int] = {}
         self._idle: set[int] = set()
 
@@ -22,6 +24,7 @@ class Versions:
         """A publish is commanded."""
         self.newest = version
         self.updates[version] = updates
+        self.updates.pop(version - self._told, None)
         self._users[version] = 0
         self._idle.add(version)
 

@@ -23,6 +23,8 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 
 _ROWS_HINT = 64
 """Number of rows the layout of a packed copy is chosen for; it works for any."""
+_ROWS_TOGETHER = 2048
+"""Rows of a gradient that are added at a time."""
 
 
 def _recorded(*tensors: torch.Tensor) -> bool:
@@ -202,23 +204,25 @@ class Projection:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b of layers side by side. Neither the weights in the dtype of x are kept nor, where it can be made again, x."""
+    """x W^T + b of layers side by side. x is not kept where it can be made again. The weights in its dtype are kept while they have no
+    gradient, which will need more memory than that; later they are made again."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, make: Make | None, source: torch.Tensor | None, count: int, *parts: torch.Tensor
     ) -> torch.Tensor:
         """x [T, in] = make(source) where these are given; parts: `count` weights [out, in], then as many biases [out] or none."""
-        ctx.save_for_backward(x if source is None else source, *parts)
+        weights = _joined(parts[:count], x.dtype)
+        ctx.save_for_backward(x if source is None else source, weights if parts[0].grad is None else None, *parts)
         ctx.make, ctx.count = make, count
-        return F.linear(x, _joined(parts[:count], x.dtype), _joined(parts[count:], x.dtype) if parts[count:] else None)
+        return F.linear(x, weights, _joined(parts[count:], x.dtype) if parts[count:] else None)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Products in the dtype of x, summed up by the caller in that of the weights."""
-        (x, *parts), (grad,) = ctx.saved_tensors, grads
+        (x, kept, *parts), (grad,) = ctx.saved_tensors, grads
         weights, biases = parts[: ctx.count], parts[ctx.count :]
-        for_x = grad @ _joined(weights, grad.dtype) if ctx.needs_input_grad[0] else None
+        for_x = grad @ (_joined(weights, grad.dtype) if kept is None else kept) if ctx.needs_input_grad[0] else None
         for_weights = grad.t() @ (x if ctx.make is None else ctx.make(x))
         found = [*torch.split(for_weights.to(weights[0].dtype), [weight.shape[0] for weight in weights])]
         if biases:
@@ -247,34 +251,90 @@ class Head:
         if hidden.dtype != torch.bfloat16:
             if servable:
                 return _packed_product(hidden, self._copy.get([weight], "packed", lambda: _pack(weight.detach())), None)
-            return F.linear(hidden, weight.to(hidden.dtype))
+            return _head_product(hidden, weight, weight.detach().to(hidden.dtype))
         if servable:
             with bfloat16_products():
                 packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
                 return _packed_product(hidden.float(), packed, None)
-        rounded = self._copy.get([weight], "rounded", lambda: weight.detach().to(torch.bfloat16).float())
-        result: torch.Tensor = _HeadProduct.apply(hidden, weight, rounded)  # type: ignore[no-untyped-call]
-        return result
+        return _head_product(hidden, weight, self._copy.get([weight], "rounded", lambda: weight.detach().to(torch.bfloat16).float()))
+
+
+def _head_product(hidden: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _HeadProduct.apply(hidden, weight, matrix)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _HeadProduct(torch.autograd.Function):
-    """logits = h W^T with bfloat16 inputs, float32 accumulation and a float32 result. Gradients are products of bfloat16, as everywhere."""
+    """logits = h W^T, from bfloat16 inputs with float32 accumulation and result. Gradients are products in the dtype of h, as everywhere.
+
+    That of W adds up in place (`_grow`): chunk after chunk, and the look-up's in the end, in one tensor of its size.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """hidden [N, width] bfloat16, weight [vocabulary, width], rounded its bfloat16 values in float32 -> [N, vocabulary]."""
-        ctx.save_for_backward(hidden, weight)
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width], weight [vocabulary, width], matrix its values: rounded to bfloat16 and in float32 where hidden is bfloat16,
+        else in the dtype of hidden -> [N, vocabulary] in the dtype of matrix."""
+        ctx.save_for_backward(hidden)
+        ctx.weight = weight
+        if hidden.dtype != torch.bfloat16:
+            return F.linear(hidden, matrix)
         with bfloat16_products():
-            return F.linear(hidden.float(), rounded)
+            return F.linear(hidden.float(), matrix)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients in the dtypes of hidden and weight."""
-        hidden, weight = ctx.saved_tensors
+        """Gradient of hidden in its dtype."""
+        (hidden,), weight = ctx.saved_tensors, ctx.weight
         grad = grads[0].to(hidden.dtype)
-        for_hidden = grad @ weight.to(hidden.dtype) if ctx.needs_input_grad[0] else None
-        for_weight = (grad.t() @ hidden).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return for_hidden, for_weight, None
+        for_hidden = grad @ weight.detach().to(hidden.dtype) if ctx.needs_input_grad[0] else None
+        if ctx.needs_input_grad[1]:
+            _grow(weight, grad.t() @ hidden)
+        return for_hidden, None, None
+
+
+def lookup(ids: torch.Tensor, weight: torch.Tensor, padding: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """Rows `ids` [T] of weight [vocabulary, width] in `dtype`; row `padding` receives no gradient.
+
+    On the CPU the gradient is added to the rows of `weight.grad` that were looked up, instead of to all as a matrix of mostly zeros. Other
+    devices take torch's way, which adds up in a fixed order there.
+    """
+    if _recorded(weight) and weight.device.type == "cpu":
+        rows: torch.Tensor = _Lookup.apply(ids, weight, padding, dtype)  # type: ignore[no-untyped-call]
+        return rows
+    return F.embedding(ids, weight, padding).to(dtype)
+
+
+class _Lookup(torch.autograd.Function):
+    """weight[ids]."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """As `lookup`."""
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding = weight, padding
+        return F.embedding(ids, weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+        """Adds to the gradient in place."""
+        (ids,), weight = ctx.saved_tensors, ctx.weight
+        rows = grads[0].to(weight.dtype)
+        if ctx.padding is not None:
+            rows = rows.masked_fill((ids == ctx.padding)[:, None], 0)
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, ids, rows)
+        return None, None, None, None
+
+
+def _grow(weight: torch.Tensor, part: torch.Tensor) -> None:
+    """Add `part`, of any dtype, to the gradient of a leaf, some rows at a time: no second tensor of the gradient's size is made."""
+    assert weight.is_leaf, "its gradient would be lost"
+    if weight.grad is None:
+        weight.grad = part.to(weight.dtype)
+        return
+    for total, rows in zip(torch.split(weight.grad, _ROWS_TOGETHER), torch.split(part, _ROWS_TOGETHER), strict=True):
+        total += rows
 
 
 def _in_company(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:

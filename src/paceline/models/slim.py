@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.models.compiling import compile_parts
-from paceline.models.kernels import Head, Projection, bare_linear, gated, norm, rotate
+from paceline.models.kernels import Head, Projection, bare_linear, gated, lookup, norm, rotate
 from paceline.models.packed import Attend, Shape
 from paceline.models.store import copy_into
 from paceline.types.errors import ModelError
@@ -221,7 +220,7 @@ class SlimDecoder(nn.Module):
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
         cos, sin = self._angles(positions)
-        x = F.embedding(ids, self.model.embed_tokens.weight, self.spec.padding_id).to(self.compute)
+        x = lookup(ids, self.model.embed_tokens.weight, self.spec.padding_id, self.compute)
         for block in self.model.layers:
             if self._layers_again and torch.is_grad_enabled():
                 x = checkpoint(self._layer, block, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)

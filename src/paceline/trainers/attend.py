@@ -93,8 +93,12 @@ class _Run:
         return torch.cat([shared.expand(len(own), -1, -1, -1), own], dim=2)
 
 
-def block_attend(blocks: Sequence[Block], scale: float, device: torch.device) -> Attend:
-    """Attend for rows laid out as `blocks` say, forward and backward in float32, bfloat16 and float64 with grouped queries."""
+def block_attend(blocks: Sequence[Block], scale: float, device: torch.device, *, library: bool | None = None) -> Attend:
+    """Attend for rows laid out as `blocks` say, forward and backward in float32, bfloat16 and float64 with grouped queries.
+
+    library: use torch's kernels; by default everywhere but on the CPU.
+    """
+    by_library = device.type != "cpu" if library is None else library
     runs: list[_Run] = []
     start = 0
     for block in blocks:
@@ -109,7 +113,7 @@ def block_attend(blocks: Sequence[Block], scale: float, device: torch.device) ->
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """As `Attend`."""
-        if device.type == "cpu":
+        if not by_library:
             result: torch.Tensor = _Attention.apply(q, k, v, runs, scale)  # type: ignore[no-untyped-call]
             return result
         parts = [_library(run, q, k, v, scale) for run in runs]

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core import commands as c
 from paceline.core import events as e
-from paceline.core.rules.facts import ENDED, FINISHED, PARKED, RUNNING, Facts, Group, Instance, Sample
+from paceline.core.rules.facts import ENDED, FINISHED, NAMED, PARKED, RUNNING, Facts, Group, Instance, Sample
 
 
 class Book(Facts):
@@ -103,7 +103,8 @@ class Book(Facts):
     def _terminal(self, command: c.Terminal) -> None:
         group = self.groups.pop(command.group, None)
         if group is not None:
-            self.unsaved.append(command.group)
+            if len(self.unsaved) < NAMED:
+                self.unsaved.append(command.group)
             for sample in group.samples.values():
                 self._end(sample)
 

@@ -97,7 +97,7 @@ class ExactlyOnce(Rule):
         """A run that stopped well has everything terminal in its last checkpoint (or had nothing since the one it started from)."""
         book = self.book
         if book.unsaved and book.stop is not None and book.stop.ok and book.stopping != "now":
-            yield f"the run stopped well, but groups {book.unsaved[:8]} became terminal after its last checkpoint"
+            yield f"the run stopped well, but groups {book.unsaved} became terminal after its last checkpoint"
 
 
 class WholeGroups(Rule):

@@ -12,6 +12,8 @@ from paceline.core.schedule import Resume, Schedule
 from paceline.types.weights import InstanceInfo
 
 RUNNING, PARKED, FINISHED, ENDED = "running", "parked", "finished", "ended"
+NAMED = 8
+"""Groups that a message names at most."""
 
 
 class Sample:
@@ -124,7 +126,7 @@ class Facts:
         self.data_ended = False
         self.stopping = ""
         self.unsaved: list[int] = []
-        """Groups that became terminal since the last Checkpoint."""
+        """The first NAMED groups that became terminal since the last Checkpoint."""
         self.stop: c.Stop | None = None
 
     def answers(self, event: Any, kind: type) -> Any:
