@@ -11,10 +11,12 @@ ended is continued with `paceline train --resume`, one that replaced its worker 
     rows      metrics.jsonl has every update once; the last checkpoint and the model are those of the last update
     bits      serial and pipelined run in deterministic mode: trainer state and model equal those of a run without kills, bit for bit
 
-`seconds` is the time from a kill to the first end of a trajectory that was admitted after it and belongs to the run as it stands.
+`seconds` is the time from the last kill of a game, which no other one follows, to the first end of a trajectory that was admitted after it
+and belongs to the run as it stands. A kill counts when the process that it was meant for was there to be killed; a campaign goes on until
+that many counted.
 Usage: python benchmarks/crash.py [--tiny 200] [--real 5] [--emulated 0] [--kills 5] [--seed 0] [--presets serial ...] [--runs DIR]
-One line per finished game goes to DIR/games.jsonl; the same command continues it. Runs that fail a check stay in DIR, with what is needed
-to play them again.
+One line per finished game goes to DIR/games.jsonl; the same command continues it, and the evidence names every commit that games were
+played with. Runs that fail a check stay in DIR, with what is needed to play them again.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from fnmatch import fnmatch
@@ -41,15 +43,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evidence import measured
+from evidence import commit, measured
 from paceline.core.commands import Admit, Checkpoint, Dispatch, Terminal
 from paceline.core.events import TrajectoryFinished
+from paceline.durable import append_line
 from paceline.models.tiny import write_tiny
 from paceline.report.lives import lives_of
 from paceline.runtime.audit import audit
 from paceline.runtime.ledger import LedgerReader, Record
 from paceline.runtime.rundir import RunDir, read_origin
 from paceline.trackers.jsonl import read as read_metrics
+from paceline.types.errors import PacelineError
 
 MODELS = ("emulated", "tiny", "real")
 WHO = ("controller", "engine", "trainer", "reward")
@@ -57,6 +61,8 @@ STEP_S = 0.001
 """Between two looks at what a run does."""
 PATIENCE_S = 300.0
 """A run that is not over after this many seconds hangs."""
+GAMES = 3
+"""A campaign is given up after so many times as many games as its kills need where none misses."""
 PLACES = {"checkpoint": ("checkpoints", ".step-*"), "publish": ("weights", ".version-*"), "move": ("moves", "move-*")}
 """What lies in the run directory while something is under way."""
 COMMON = """
@@ -195,17 +201,17 @@ def bits(run: Path, updates: int) -> dict[str, str]:
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def useful(run: Path, moments: Sequence[float]) -> list[float | None]:
-    """Seconds from each moment (since the epoch) to the first end of a trajectory that was admitted after it and counts."""
+def useful(run: Path, moment: float) -> float | None:
+    """Seconds from a moment (since the epoch) to the first end of a trajectory that was admitted after it and counts."""
     admitted: dict[tuple[int, int], float] = {}
-    spans: list[tuple[float, float]] = []
+    ends: list[float] = []
     with closing(LedgerReader(run / "ledger.sqlite")) as reader:
         for lineage, began, record in standing(reader):
             if isinstance(record.value, Admit):
                 admitted[lineage, record.value.id] = began + record.now
-            elif isinstance(record.value, TrajectoryFinished):
-                spans.append((admitted[lineage, record.value.command], began + record.now))
-    return [min((end - moment for start, end in spans if start > moment), default=None) for moment in moments]
+            elif isinstance(record.value, TrajectoryFinished) and admitted[lineage, record.value.command] > moment:
+                ends.append(began + record.now)
+    return round(min(ends) - moment, 3) if ends else None
 
 
 # --- processes
@@ -276,16 +282,16 @@ class Kill:
     who: str
     aim: str
     """`time`, or what should be under way."""
-    within: float
-    """Seconds after the start of the process or the kill before: the moment, or the last one at which what is aimed at may begin."""
+    after: float
+    """Seconds after the start of the process or the kill before: the moment, or from when on what is aimed at is waited for."""
     delay: float = 0.0
-    """Seconds after that."""
+    """Seconds after that has begun."""
     hit: str = ""
     """What was under way; empty: the run had ended before."""
     moment: float = 0.0
     """Seconds since the epoch."""
     seconds: float | None = None
-    """To the next answer; None: there was none before the next kill, or before the end."""
+    """To the next answer, of the last kill of a game; None of the others, and where no answer was wanted any more."""
 
 
 @dataclass
@@ -300,10 +306,13 @@ class Game:
     seed: str
     kills: list[Kill]
     exits: list[str] = field(default_factory=list)
-    """How its processes ended before the end of the run."""
+    """How its processes ended before the end of the run, but for kills of the controller: a worker was killed before all were up."""
     faults: list[str] = field(default_factory=list)
     equal: bool | None = None
     """Bit for bit, where that is promised."""
+    seconds: float = 0.0
+    """From the first start to the end of the checks."""
+    commit: str = ""
 
 
 def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> list[Kill]:
@@ -319,13 +328,13 @@ def planned(preset: str, number: int, kills: int, seed: int, seconds: float) -> 
     found = []
     for who, gap in zip(deck[number * kills :][:kills], gaps, strict=True):
         aim = rng.choice(aims)
-        found.append(Kill(who, aim, gap) if aim == "time" else Kill(who, aim, 2 * gap, rng.uniform(0, 0.02)))
+        found.append(Kill(who, aim, gap, 0.0 if aim == "time" else rng.uniform(0, 0.02)))
     return found
 
 
 def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: float) -> Game:
     """Kill a run as planned, bring it to its end, and check it. `reference`: `bits` of a run without kills, where they must be equal."""
-    rng, log = random.Random(game.seed), run.with_suffix(".log")
+    rng, log, began = random.Random(game.seed), run.with_suffix(".log"), time.monotonic()
     process = Process(run, game.words, log)
     try:
         for kill in game.kills:
@@ -336,7 +345,9 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
                 if time.monotonic() > late:
                     raise RuntimeError(f"hangs: nothing to kill in {PATIENCE_S:g} s")
             if kill.hit and kill.who == "controller":
-                process.wait()
+                if process.wait() != -signal.SIGKILL:
+                    kill.hit = ""  # it was gone, and nobody had asked for its exit code yet
+                    continue
                 process = Process(run, game.words, log)
             if process.code() == 0:
                 break
@@ -349,7 +360,11 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
     finally:
         process.end()
     if not game.faults:
-        _check(game, run, reference)
+        try:
+            _check(game, run, reference)
+        except (PacelineError, OSError) as error:
+            game.faults.append(f"cannot be checked: {error}")
+    game.seconds = round(time.monotonic() - began, 1)
     return game
 
 
@@ -368,28 +383,37 @@ def _alive(game: Game, process: Process) -> Process:
 
 
 def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds: float) -> None:
-    """Wait for the moment, and kill. Nothing happens when the run ends before it comes."""
-    place = PLACES.get(kill.aim)
-    until, hit = time.monotonic() + kill.within, "time"
-    while time.monotonic() < until and process.code() is None:
-        if place is not None and _under_way(run / place[0], place[1]):
-            hit = kill.aim
-            time.sleep(kill.delay)
-            break
-        time.sleep(STEP_S)
+    """Wait for the moment, and kill; what does not begin in `seconds` is waited for no longer. Nothing happens when the run ends before."""
+    _wait(process, kill.after, lambda: False)
+    hit = "time"
+    if kill.aim in PLACES and _wait(process, seconds, lambda: _under_way(run, *PLACES[kill.aim])):
+        hit = kill.aim
+        time.sleep(kill.delay)
     until = time.monotonic() + seconds
     while process.code() is None and time.monotonic() < until:
         pid = process.victim(kill.who, rng)
         if pid is not None:
-            kill.moment, kill.hit = time.time(), hit
-            os.kill(pid, signal.SIGKILL)
-            return
+            kill.moment = time.time()
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+                kill.hit = hit
+                return
         time.sleep(20 * STEP_S)  # it is being started
 
 
-def _under_way(directory: Path, pattern: str) -> bool:
+def _wait(process: Process, seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether the condition came true within so many seconds, and before the process ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.code() is None:
+        if condition():
+            return True
+        time.sleep(STEP_S)
+    return False
+
+
+def _under_way(run: Path, directory: str, pattern: str) -> bool:
     try:
-        return any(fnmatch(name, pattern) for name in os.listdir(directory))
+        return any(fnmatch(name, pattern) for name in os.listdir(run / directory))
     except OSError:  # it is being emptied
         return False
 
@@ -401,10 +425,8 @@ def _check(game: Game, run: Path, reference: Mapping[str, str] | None) -> None:
         found = bits(run, game.updates)
         game.equal = found == reference
         game.faults += [f"{name} differs from that of a run without kills" for name in found if found[name] != reference[name]]
-    struck = [kill for kill in game.kills if kill.hit]
-    nexts = [*(kill.moment for kill in struck[1:]), float("inf")]
-    for kill, following, after in zip(struck, nexts, useful(run, [kill.moment for kill in struck]), strict=False):
-        kill.seconds = None if after is None or kill.moment + after > following else round(after, 3)
+    for kill in [kill for kill in game.kills if kill.hit][-1:]:
+        kill.seconds = useful(run, kill.moment)
 
 
 def prepare(root: Path) -> None:
@@ -443,8 +465,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
     root = args.runs.resolve()
     prepare(root)
     file = root / "games.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    played = {line["key"]: line for line in lines}
+    played = {line["key"]: line for line in _lines(file)}
     models = (
         ("emulated", args.emulated, args.kills, args.updates),
         ("tiny", args.tiny, args.kills, args.updates),
@@ -452,7 +473,7 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
     )
     for model, total, kills, updates in models:
         done = number = 0
-        while done < total:
+        while done < total and number < GAMES * -(-total // kills):
             preset = args.presets[number % len(args.presets)]
             turn, number = number // len(args.presets), number + 1
             words = [str(root / f"{model}.toml"), f"schedule.preset={preset}", f"run.updates={updates}", *PRESETS[preset]]
@@ -471,7 +492,8 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
             run = root / f"{model}-{preset}-{args.seed}-{turn}"
             shutil.rmtree(run, ignore_errors=True)
             run.with_suffix(".log").unlink(missing_ok=True)
-            game = play(Game(key, preset, words, updates, 4, f"{args.seed} {preset} {turn}", plan), run, found, seconds)
+            game = Game(key, preset, words, updates, 4, f"{args.seed} {preset} {turn}", plan, commit=commit())
+            play(game, run, found, seconds)
             print(f"{key}: {'; '.join(game.faults) or 'well'}", flush=True)
             if game.faults:
                 print(f"  run: {run}\n  kills: {[asdict(kill) for kill in game.kills]}\n  exits: {game.exits}", flush=True)
@@ -483,14 +505,20 @@ def campaign(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _hits(game: Mapping[str, Any]) -> int:
-    """Kills that were done; one at least, so that a campaign ends."""
-    return max(1, sum(bool(kill["hit"]) for kill in game["kills"]))
+    """Kills that were done."""
+    return sum(bool(kill["hit"]) for kill in game["kills"])
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """What was played before; a line that was cut short is a game to be played again."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def _keep(file: Path, played: dict[str, Any], line: dict[str, Any]) -> None:
     played[line["key"]] = line
-    with file.open("a") as out:
-        out.write(json.dumps(line) + "\n")
+    append_line(file, json.dumps(line).encode())
 
 
 def figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -507,12 +535,15 @@ def _figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             seconds[kill["who"]].append(kill["seconds"])
     return {
         "games": len(games),
+        "minutes": round(sum(game.get("seconds", 0.0) for game in games) / 60, 1),
+        "commits": sorted({game.get("commit", "unknown") for game in games}),
         "kills": len(kills),
         "kills_by_worker_and_schedule": _counted(f"{kill['who']}, {preset}" for preset, kill in kills),
         "kills_by_aim": _counted(kill["hit"] for _, kill in kills),
         "lost": sum(fault.startswith("lost") for fault in faults),
         "repeated": sum(fault.startswith("repeated") for fault in faults),
         "games_with_a_fault": sum(bool(game["faults"]) for game in games),
+        "ended_early_and_resumed": sum(len(game["exits"]) for game in games),
         "compared_bit_for_bit": sum(game["equal"] is not None for game in games),
         "equal_bit_for_bit": sum(bool(game["equal"]) for game in games),
         "seconds_to_the_next_answer": {who: _spread(seconds[who]) for who in WHO if seconds[who]},
@@ -545,12 +576,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Play, write the evidence, and fail if a game did."""
+    """Play, write the evidence, and fail if a game did or kills are missing."""
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way ends with it
     with measured("crash") as found:
         found |= campaign(args)
-    return 1 if any(found[model]["games_with_a_fault"] for model in MODELS) else 0
+    missing = any(found[model]["kills"] < getattr(args, model) for model in MODELS)
+    return 1 if missing or any(found[model]["games_with_a_fault"] for model in MODELS) else 0
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,15 +141,13 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def disk(run: Path) -> dict[str, int]:
-    """Bytes of every part of a run directory."""
+    """Bytes of every part of a run directory. What makes way while this looks, directories included, does not count."""
     found: dict[str, int] = defaultdict(int)
     for part in run.iterdir():
-        files = part.rglob("*") if part.is_dir() else [part]
+        files = [os.path.join(home, name) for home, _, names in os.walk(part) for name in names] if part.is_dir() else [part]
         for file in files:
-            try:
-                found[part.name.split(".")[0]] += file.stat().st_size if file.is_file() else 0
-            except FileNotFoundError:
-                continue  # it made way while this looked
+            with suppress(FileNotFoundError):
+                found[part.name.split(".")[0]] += os.stat(file).st_size
     return dict(found)
 
 

@@ -5,13 +5,17 @@ What the file system refuses (no space, no permission) is a StorageError that na
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from paceline.types.errors import StorageError
+from paceline.types.errors import CheckpointDamaged, StorageError
 
 
 @contextmanager
@@ -86,6 +90,16 @@ def put_in_place(aside: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def put_back(directory: Path) -> None:
+    """After a crash: what `put_in_place` had moved out of the way in a directory gets its name back, unless the new one has it."""
+    for replaced in directory.glob(".replaced-*"):
+        target = replaced.with_name(replaced.name.removeprefix(".replaced-"))
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(target)
+
+
 def remove(directory: Path) -> None:
     """Delete a directory: from the first moment on it no longer has its name. A crash may leave it as `.old-NAME` beside it."""
     with named(directory):
@@ -93,3 +107,38 @@ def remove(directory: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         directory.rename(gone)
         shutil.rmtree(gone)
+
+
+def sealed(fields: Mapping[str, Any]) -> bytes:
+    """A JSON object that shows later whether it still holds what was written; `unsealed` reads it."""
+    return json.dumps({_DIGEST: _digest(fields), **fields}, indent=1).encode()
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """The fields of what `sealed` gave. Raises ValueError where that is cut, or any bit of a field has changed."""
+    fields = json.loads(content)
+    if not isinstance(fields, dict) or fields.pop(_DIGEST, None) != _digest(fields):
+        raise ValueError("it does not hold what was written")
+    return fields
+
+
+@contextmanager
+def undamaged(path: Path, fault: type[Exception]) -> Iterator[None]:
+    """A `fault` within the block is CheckpointDamaged with the name of what is read, as a missing file and a failing disk are.
+
+    No permission, no handles and no memory are not: the file may be whole, and its error stays what it is.
+    """
+    gone = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    try:
+        yield
+    except (OSError, fault) as error:
+        if isinstance(error, OSError) and not isinstance(error, gone) and error.errno != errno.EIO:
+            raise
+        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
+
+
+_DIGEST = "digest"
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -136,6 +136,15 @@ def test_a_dataset_that_changed_is_told_by_its_rows_and_by_its_fingerprint_where
     assert wire._explained(run, now)["contents of task sums"]() == "row 1 changed; row 3 gone"
 
 
+def test_evaluations_of_other_problems_than_before_are_told(tmp_path: Path) -> None:
+    run, now = RunDir(tmp_path), rows_of("4", "5", "6")["sums"].digests
+    assert wire._other_problems(run, now) == "", "nothing was kept"
+    run.rows.write_text(json.dumps({wire.PROBLEMS: now}))
+    assert wire._other_problems(run, now) == wire._other_problems(run, {}) == ""
+    told = wire._other_problems(run, rows_of("4", "7", "6", "8")["sums"].digests)
+    assert told == "evaluations from here on are of other problems than those before: row 1 changed; row 3 new"
+
+
 def test_evaluating_what_only_pretends_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     words = ["rollout.engine=emulated", "task.kind=synthetic", "eval.task.kind=synthetic"]
     with pytest.raises(ConfigError, match=r"rollout.engine = emulated: its answers are pretended .*nothing to score"):

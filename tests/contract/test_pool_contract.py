@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from paceline.ports.fakes.pool import InlinePool
 from paceline.ports.pool import Pool, Worker, WorkerSpec
 from paceline.runtime.calls import Seat
+from paceline.runtime.frames import pack
 from paceline.runtime.process import ProcessPool
 from paceline.types.errors import EngineError, PacelineError, WorkerLost, WorkerSilent
 
@@ -219,6 +222,37 @@ async def test_what_a_worker_started_ends_with_it_and_does_not_hide_that_it_is_g
         await heard.until(lambda: not _runs(child))
 
 
+@pytest.mark.parametrize("how", ["start_child", "fork_child"])
+async def test_a_signal_to_the_whole_job_ends_no_worker_and_still_ends_what_a_worker_started(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        child = await worker.call(how)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(worker.pid, number)
+            assert await worker.call("echo", number) == number
+
+        def asked_to_end() -> bool:
+            """Again and again: it may not have begun."""
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+            return not _runs(child)
+
+        await heard.until(asked_to_end)
+        assert heard.losses == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs the descriptors of Linux")
+async def test_the_connection_of_a_lost_worker_is_closed_though_its_handle_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    before = len(os.listdir("/proc/self/fd"))
+    async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):
+        os.kill(worker.pid, signal.SIGKILL)
+        await heard.until(lambda: bool(heard.losses))
+        await heard.until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
 async def test_a_controller_that_stood_still_beyond_a_deadline_takes_the_answer_that_came_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +305,19 @@ def test_workers_end_when_their_controller_is_killed(monkeypatch: pytest.MonkeyP
     while any(_runs(pid) for pid in pids):
         assert time.monotonic() < deadline, f"workers {pids} outlived their controller"
         time.sleep(0.02)
+
+
+def test_a_worker_whose_controller_died_before_it_stood_makes_no_body() -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(pack(WorkerSpec("late", "pool_bodies:broken", {})))
+    ours.close()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    command = [sys.executable, "-m", "paceline.runtime.worker", str(theirs.fileno()), ""]
+    with theirs:
+        late = subprocess.run(
+            command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, env=environment, timeout=30, check=False
+        )
+    assert (late.returncode, late.stderr) == (0, ""), "a body would be refused by its factory, and nobody would hear it"
 
 
 def _runs(pid: int) -> bool:

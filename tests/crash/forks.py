@@ -18,6 +18,7 @@ from runtime_runs import Lived
 from paceline.types.progress import Progress
 
 UPDATES = 12
+LIMIT_S = 60.0
 SHARE = 0.5
 """A kill comes within this share of the time that an undisturbed run of the same schedule takes here."""
 
@@ -45,7 +46,7 @@ def play(root: Path, name: str, seed: int, kills: int) -> int:
     if kills:
         play(root.with_name(f"{root.name}-undisturbed"), name, seed, 0)
     most = SHARE * (time.monotonic() - began)
-    for number in range(100):
+    for number in range(kills + 1):
         child = os.fork()
         if child == 0:
             try:
@@ -54,7 +55,7 @@ def play(root: Path, name: str, seed: int, kills: int) -> int:
                 traceback.print_exc()
             finally:
                 os._exit(3)
-        until = time.monotonic() + (rng.uniform(0, most) if number < kills else 60)
+        until = time.monotonic() + (rng.uniform(0, most) if number < kills else LIMIT_S)
         while time.monotonic() < until:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
@@ -65,7 +66,7 @@ def play(root: Path, name: str, seed: int, kills: int) -> int:
             time.sleep(0.002)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    sys.exit(f"{name}, seed {seed}: never comes to its end")
+    sys.exit(f"{name}, seed {seed}: hangs, it was not over after {LIMIT_S:g} s that nobody disturbed")
 
 
 if __name__ == "__main__":

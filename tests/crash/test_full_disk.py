@@ -1,5 +1,6 @@
 """A full disk ends a run with an error that names the file, and takes nothing that a resume needs."""
 
+import json
 import os
 import re
 import resource
@@ -20,7 +21,9 @@ from crash import repeated_or_lost
 from paceline.durable import append_line, whole
 from paceline.models.store import write_tensors
 from paceline.runtime.audit import audit
+from paceline.runtime.session import Lineage, Session
 from paceline.trackers.jsonl import JsonlTracker
+from paceline.trackers.jsonl import read as read_metrics
 from paceline.types.errors import PacelineError, StorageError
 from paceline.types.progress import Progress
 
@@ -65,12 +68,6 @@ def test_weights_that_find_no_space_are_an_error_that_names_the_file(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def replaced(path: Path) -> None:
-    """In the place of a file that is appended to, one that is always full."""
-    path.rename(path.with_suffix(".before"))
-    path.symlink_to("/dev/full")
-
-
 def no_room(run: Lived) -> None:
     database = run.ledger._database
     (pages,) = database.execute("PRAGMA page_count").fetchone()
@@ -98,8 +95,8 @@ async def ended(run: Lived) -> str:
     return stop.reason
 
 
-async def goes_on(root: Path, plan: Any) -> None:
-    again = Lived(root, plan, resume=True)
+async def goes_on(root: Path, plan: Any, **options: Any) -> None:
+    again = Lived(root, plan, resume=True, **options)
     assert (await again.go()).ok
     assert again.session.exported
     assert repeated_or_lost(root, plan.total_updates) == []
@@ -134,12 +131,43 @@ async def test_a_checkpoint_that_finds_no_space_leaves_the_one_before_and_nothin
     await goes_on(tmp_path, plan)
 
 
-def test_metrics_that_find_no_space_end_the_run_by_name(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "metrics.jsonl", 1)
-    tracker.log("update", 1, {"x": 1.0})
-    replaced(tmp_path / "metrics.jsonl")
-    with pytest.raises(StorageError, match=r"metrics\.jsonl: No space left on device"):
-        tracker.log("update", 2, {"x": 1.0})
+async def test_an_evaluation_that_finds_no_space_ends_the_run_by_name_and_is_not_left_out(tmp_path: Path) -> None:
+    plan = schedule(evaluate_every=1)
+    run = Lived(tmp_path, plan, evaluates=True)
+    run.rundir.evaluations.symlink_to("/dev/full")
+    assert "eval.jsonl: No space left on device" in await ended(run)
+    run.rundir.evaluations.unlink()
+    await goes_on(tmp_path, plan, evaluates=True)
+    made = [json.loads(line)["update"] for line in run.rundir.evaluations.read_text().splitlines()]
+    assert made == [0, 1, 2, 3]
+
+
+class Recorded(Lived):
+    """Its metrics go to their file."""
+
+    def _begin(self, lineage: Lineage) -> Session:
+        self.tracker = JsonlTracker(self.rundir.metrics, lineage.id)
+        self.session = self._session_of(lineage)
+        return self.session
+
+
+async def test_metrics_that_find_no_space_end_the_run_by_name_and_have_every_update_in_the_end(tmp_path: Path) -> None:
+    plan = schedule(total_updates=5, checkpoint_every=1)
+    run = Recorded(tmp_path, plan)
+    file = run.rundir.metrics
+    before = file.with_suffix(".before")
+
+    def watch(progress: Progress) -> None:
+        if progress.update == 2 and not before.exists():  # in its place comes one that is always full
+            file.rename(before)
+            file.symlink_to("/dev/full")
+
+    run.watch = watch
+    assert "metrics.jsonl: No space left on device" in await ended(run)
+    before.replace(file)
+    assert (await Recorded(tmp_path, plan, resume=True).go()).ok
+    assert [row["step"] for row in read_metrics(file) if row["axis"] == "update"] == [1, 2, 3, 4, 5]
+    assert repeated_or_lost(tmp_path, 5) == []
 
 
 def test_the_command_names_the_file_and_the_way_on_and_a_resume_takes_it(tmp_path: Path) -> None:

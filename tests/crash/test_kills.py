@@ -1,9 +1,12 @@
 """Whatever is killed, and whenever: nothing is lost, nothing is repeated. `benchmarks/crash.py` plays the whole matrix."""
 
 import os
+import random
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -13,9 +16,18 @@ from runtime_builders import SCHEDULES, schedule
 from runtime_runs import Lived
 
 import crash
+from paceline.core.events import InstanceLost
 from paceline.runtime.audit import audit
+from paceline.runtime.ledger import LedgerReader
 
 FORKS = Path(__file__).parent / "forks.py"
+RECIPE = Path(__file__).parents[2] / "recipes" / "emulated.toml"
+
+
+def losses(run: Path) -> int:
+    """Engines that were lost within the lives of a run."""
+    with closing(LedgerReader(run / "ledger.sqlite")) as reader:
+        return sum(isinstance(record.value, InstanceLost) for lineage in reader.lineages() for record in reader.records(lineage.id))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -24,7 +36,8 @@ def test_no_moment_of_a_kill_loses_or_repeats_a_group_in_any_schedule(tmp_path: 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     played = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert played.returncode == 0, played.stderr[-4000:]
-    assert int(played.stdout) > 10
+    assert int(played.stdout) > 10, "lives that were killed"
+    assert sum(losses(tmp_path / name) for name in SCHEDULES) > 5, "workers that were killed within a life"
     for name in SCHEDULES:
         run = tmp_path / name
         assert crash.repeated_or_lost(run, UPDATES) == []
@@ -39,14 +52,47 @@ def test_a_deterministic_run_whose_processes_are_killed_one_after_the_other_ends
     serial, pipelined = ([*words, f"schedule.preset={name}", *crash.PRESETS[name]] for name in ("serial", "pipelined"))
     undisturbed = crash.Process(tmp_path / "undisturbed", serial, tmp_path / "undisturbed.log")
     try:
-        kills = [crash.Kill("trainer", "checkpoint", 15.0), crash.Kill("controller", "checkpoint", 10.0), crash.Kill("engine", "time", 0.5)]
+        kills = [crash.Kill("trainer", "checkpoint", 0.0), crash.Kill("controller", "checkpoint", 0.0), crash.Kill("engine", "time", 0.5)]
         game = crash.play(crash.Game("test", "pipelined", pipelined, 16, 4, "0", kills), tmp_path / "run", None, 100.0)
         assert game.faults == []
-        assert all(kill.hit for kill in game.kills)
+        assert [kill.hit for kill in game.kills] == ["checkpoint", "checkpoint", "time"]
         assert undisturbed.wait() == 0, undisturbed.said()
-        assert crash.bits(tmp_path / "run", 16) == crash.bits(tmp_path / "undisturbed", 16)
+        whole = crash.bits(tmp_path / "undisturbed", 16)
+        assert crash.bits(tmp_path / "run", 16) == whole
+        model = tmp_path / "run" / "model" / "model.safetensors"
+        content = bytearray(model.read_bytes())
+        content[-1] ^= 1
+        model.write_bytes(content)
+        assert crash.bits(tmp_path / "run", 16) != whole, "one bit is seen"
     finally:
         undisturbed.end()
+
+
+def test_a_signal_to_every_process_of_a_job_lets_the_run_leave_with_a_checkpoint(tmp_path: Path) -> None:
+    """As `systemctl stop` and `scancel` send it: to the workers, too, and in any order."""
+    run = tmp_path / "run"
+    words = [
+        *(str(RECIPE), "run.updates=100000", "emulated.time_scale=200", "rollout.instances=1"),
+        *("~schedule.version_window", "~schedule.updates_per_publish", "schedule.preset=serial"),
+    ]
+    process = crash.Process(run, words, tmp_path / "run.log")
+    try:
+        until = time.monotonic() + 60
+        while not (run / "metrics.jsonl").exists():
+            assert process.code() is None, process.said()
+            assert time.monotonic() < until, process.said()
+            time.sleep(0.05)
+        for who in reversed(crash.WHO):
+            pid = process.victim(who, random.Random(0))
+            assert pid is not None, who
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait() == 130, process.said()
+    finally:
+        process.end()
+    assert "SIGTERM: writing a checkpoint, then leaving" in process.said()
+    assert "was lost" not in process.said()
+    assert [path.name.split("-")[0] for path in (run / "checkpoints").iterdir()] == ["step"]
+    assert audit(run / "ledger.sqlite").violations == ()
 
 
 async def test_what_the_matrix_counts_finds_a_lost_and_a_repeated_group(tmp_path: Path) -> None:

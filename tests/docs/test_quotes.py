@@ -40,14 +40,14 @@ def test_no_quote_holds_a_path_of_the_machine_that_made_it_or_a_traceback() -> N
 @pytest.mark.parametrize(
     ("name", "step", "words"),
     [
-        ("hang", 0, ("rewards: group ", "group 3", "due in", "reward.timeout_s", "process")),
+        ("hang", 0, ("trainer: waits for rewards", "rewards: group ", "group 3", "due in", "reward.timeout_s", "process")),
         ("hang", 1, ("rewards solved gave no answer on group 3 (row 3 of rows: 'What is 10 + 3?'), samples 0-3", "within 30 s", "reward.timeout_s")),
         ("hang", 2, ("could not be judged", "row 3 of rows", "--resume", "this needs you")),
         ("raise", 0, ("reward solved raised ValueError on row 3 of rows (group 3, samples 0-3)", "status 502", "reward.py line")),
         ("raise", 1, ("row 3 of rows", "--resume", "this needs you")),
         ("crash", 0, ("row 3 of rows", "signal SIGSEGV", "group 3")),
         ("crash", 1, ("signal SIGSEGV", "--resume", "this needs you")),
-        ("disk", 0, ("failed", "disk/RUN/")),
+        ("disk", 0, ("failed: disk/RUN/", "No space left on device", "paceline doctor disk/RUN", "--resume")),
         ("disk", 1, ("the disk is nearly full", "--resume", "this needs you")),
         ("column", 0, ("rows.jsonl: no column 'gold' (task.gold_column): set task.gold_column = 'answer'", "columns present: prompt, answer")),
         ("column", 1, ("is no run directory",)),

@@ -468,7 +468,11 @@ def test_lost_processes_are_replaced_and_a_job_that_loses_two_is_an_error() -> N
     bench = Bench()
     try:
         assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
-        (verifier,) = children(bench.pid)
+        keeper, (verifier,) = bench.pid, children(bench.pid)
+        for pid in (keeper, verifier):
+            os.kill(pid, signal.SIGTERM)
+        assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
+        assert (bench.pid, children(keeper)) == (keeper, [verifier]), "a signal to the whole job is not theirs to follow"
         os.kill(verifier, signal.SIGKILL)
         assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right", "a verifier that died idle is nobody's fault"
         killer = threading.Thread(target=_kill_verifiers, args=(bench.pid, 2))
@@ -476,7 +480,6 @@ def test_lost_processes_are_replaced_and_a_job_that_loses_two_is_an_error() -> N
         lost = bench.compare([Job("1/2", "999999999!")], 30)
         killer.join()
         assert lost[0].status == "lost"
-        keeper = bench.pid
         os.kill(keeper, signal.SIGKILL)
         assert bench.compare([Job("1/2", r"\frac12")], 30)[0].status == "right"
         assert bench.pid != keeper

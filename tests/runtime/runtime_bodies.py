@@ -31,12 +31,12 @@ class Once:
 
 
 class Rollout(RolloutBody):
-    """Decodes at one of `slow` ticks only. Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`,
-    the first time if `once` is given; says and does nothing any more after its first requests when `silent`. A trajectory does not end
+    """Decodes at one of `slow` ticks only. Dies while it decodes `dies_on` (a group), the first time; cannot be probed with `no_probe`, and
+    probes too few tokens with `short_probe`, the first time if `once` is given; says and does nothing any more after its first requests when `silent`. A trajectory does not end
     while it `stays`."""
 
     def __init__(
-        self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, silent: bool, slow: int,
+        self, engine: FakeEngine, dies_on: int | None, once: str, no_probe: bool, short_probe: bool, silent: bool, slow: int,
         stays: Callable[[Request, int], bool] | None,
     ) -> None:  # fmt: skip
         super().__init__(engine)
@@ -44,10 +44,14 @@ class Rollout(RolloutBody):
         self.slow, self.ticks = slow, 0
         self.silent, self.stuck = silent, False
         self.dies_on, self.once, self.no_probe = dies_on, Once(once), no_probe and (not once or bool(Once(once)))
+        self.short_probe = short_probe and (not once or bool(Once(once)))
 
     def call(self, method: str, *arguments: Any) -> Any:
         if method == "serve" and self.no_probe:
             raise EngineError("cannot probe: 4 pages, 1 free")
+        if method == "serve" and self.short_probe:
+            fingerprint, report = super().call(method, *arguments)
+            return fingerprint, replace(report, logprobs=report.logprobs[1:])
         if (
             method == "submit"
             and any(request.group == self.dies_on and request.purpose == "train" for request in arguments[0])
@@ -77,6 +81,7 @@ def engine(
     wrong_checksum: bool = False,
     wrong_probe: bool = False,
     no_probe: bool = False,
+    short_probe: bool = False,
     silent: bool = False,
     slow: int = 1,
     stays: Callable[[Request, int], bool] | None = None,
@@ -93,7 +98,14 @@ def engine(
     if wrong_checksum:
         options["checksum"] = lambda ref, location: "something else"
     return Rollout(
-        FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options), dies_on, once, no_probe, silent, slow, stays
+        FakeEngine(instance=instance, slots=slots, fail=fail, score=score, **options),
+        dies_on,
+        once,
+        no_probe,
+        short_probe,
+        silent,
+        slow,
+        stays,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from runtime_builders import schedule
 
 from paceline.core.commands import Command, Publish, RequestPrompts, Stop, Warn
-from paceline.core.events import CommandFailed, Event, Published, Started
+from paceline.core.events import CommandFailed, Event, Published, Started, Timer
 from paceline.core.machine import Machine
 from paceline.core.rules import Rules
 from paceline.core.schedule import Resume
@@ -127,6 +127,19 @@ async def test_a_run_that_is_cancelled_while_it_writes_ends_when_the_disk_is_don
             await running
     assert (journal.writes, journal.open) == (0, [])
     assert any(isinstance(record, Publish) for record in journal.durable)
+
+
+async def test_what_is_heard_while_nothing_is_to_be_done_is_durable_at_the_next_tick() -> None:
+    """So that nobody takes a run for stuck that waits for minutes."""
+    journal = Journal()
+    driving = driver(journal)
+    running = asyncio.create_task(driving.run(performers(lambda command: None)))
+    async with asyncio.timeout(10):
+        while not any(isinstance(record, Timer) for record in journal.durable):
+            await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_an_error_of_paceline_answers_its_command_and_the_machine_decides() -> None:

@@ -1,4 +1,6 @@
 import sqlite3
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,23 @@ def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
 def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no ledger"):
         LedgerReader(tmp_path / "ledger.sqlite")
+
+
+def test_a_commit_ends_soon_and_in_order_however_busy_the_event_loop_is(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    lineage = ledger.open_lineage(SCHEDULE, Resume(), None, "")
+    for number in range(3000):
+        ledger.append("command", number / 7, Stop(number, "busy"))
+    writing = threading.Thread(target=ledger.commit)
+    began = time.monotonic()
+    writing.start()
+    while writing.is_alive():  # without a pause, as a loop that always has work
+        pass
+    assert time.monotonic() - began < 5
+    ledger.close()
+    reader = LedgerReader(tmp_path / "ledger.sqlite")
+    assert [(r.now, r.value) for r in reader.records(lineage)] == [(number / 7, Stop(number, "busy")) for number in range(3000)]
+    reader.close()
 
 
 @pytest.mark.parametrize("name", ["50%41", "what?#", "caf\udce9"])

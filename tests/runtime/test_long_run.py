@@ -1,11 +1,13 @@
 """What a long run holds on to: nothing that grows with its length but its record on disk."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
-from runtime_builders import scheduled
+from runtime_builders import schedule, scheduled
 from runtime_runs import Run
 
+from paceline.runtime.audit import audit
 from paceline.types.progress import Progress
 
 
@@ -35,3 +37,14 @@ async def test_a_run_ten_times_as_long_holds_no_more_in_memory_in_its_store_and_
     assert abs(long[0] - short[0]) < 50, "a checkpoint holds weights, counters and the numbers of groups under way: no history"
     assert long[1] == short[1] == 2, "keep_last"
     assert long[2] <= short[2] + 1
+
+
+async def test_an_audit_of_a_run_ten_times_as_long_takes_no_more_memory(tmp_path: Path) -> None:
+    peaks = []
+    for number, updates in enumerate((3, 3, 30)):  # the first fills what is kept for good
+        assert (await Run(tmp_path / str(number), schedule(total_updates=updates, checkpoint_every=1)).go()).ok
+        tracemalloc.start()
+        assert audit(tmp_path / str(number) / "ledger.sqlite").violations == ()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + 100_000, "bytes; the records of the long run take half a million"

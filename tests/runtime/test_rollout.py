@@ -3,18 +3,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from runtime_bodies import engine
 from runtime_builders import prompt
 
 from paceline.core.commands import Admit
 from paceline.core.events import Event, InstanceLost, InstanceUp, TrajectoryFinished
 from paceline.ports.fakes.pool import InlinePool, InlineWorker
-from paceline.ports.pool import WorkerSpec
+from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.ports.rollout import Failure
 from paceline.runtime.board import Board
 from paceline.runtime.calls import MAX_RESTARTS, Seat
 from paceline.runtime.reward import RewardFleet
 from paceline.runtime.rollout import RolloutFleet
-from paceline.types.errors import WorkerLost
+from paceline.types.errors import EngineError, WorkerLost
 from paceline.types.records import Request, Sampling, Trajectory
 
 
@@ -31,6 +32,35 @@ async def test_an_admission_to_an_instance_that_was_lost_meanwhile_leaves_nothin
     assert isinstance(events[1], InstanceLost)
     assert fleet.admit(Admit(1, 0, 0, 0, "rollout-0", 0)) is None
     assert not fleet.runs("rollout-0", (0, 0)), "nothing is waited for"
+
+
+def refusing(instance: str) -> WorkerBody:
+    """An engine that takes no requests."""
+    body = engine(instance)
+    answer = body.call
+
+    def call(method: str, *arguments: Any) -> Any:
+        if method == "submit":
+            raise EngineError("not today")
+        return answer(method, *arguments)
+
+    body.call = call  # type: ignore[method-assign]
+    return body
+
+
+async def test_an_engine_that_refuses_requests_is_lost_with_all_of_them_so_that_none_is_waited_for() -> None:
+    events, pool = list[Event](), InlinePool()
+    seat = Seat(pool, WorkerSpec("rollout-0", f"{__name__}:refusing", {"instance": "rollout-0"}), 5.0)
+    fleet = RolloutFleet([seat], Board({0: prompt()}), Sampling(4), 0, events.append)
+    for info in await fleet.start(lambda name, reason: None):
+        fleet.announce(info)
+    sent = [fleet.admit(Admit(sample, 0, sample, 0, "rollout-0", 0)) for sample in range(2)]
+    assert sent[0] is not None
+    await sent[0]
+    while len(events) < 2:
+        await asyncio.sleep(0)
+    assert events[1] == InstanceLost("rollout-0", "worker rollout-0 was ended: not today")
+    assert not any(fleet.runs("rollout-0", (0, sample)) for sample in range(2))
 
 
 class Fragile(InlinePool):

@@ -1,14 +1,21 @@
+import fcntl
 import json
+import os
 import random
+import resource
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from paceline.core.schedule import Resume
+from paceline.durable import sealed
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import FOLLOWS, Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
@@ -34,6 +41,17 @@ def test_a_second_controller_is_refused_while_the_first_holds_the_lock(tmp_path:
         opened(tmp_path)
     first.close()
     opened(tmp_path).close()
+
+
+def test_a_lock_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """As by a controller that was just killed, or a doctor that looked whether one is there."""
+    opened(tmp_path).close()
+    with (tmp_path / "lock").open() as looked:
+        fcntl.flock(looked, fcntl.LOCK_SH)
+        leaving = threading.Timer(0.1, fcntl.flock, (looked, fcntl.LOCK_UN))
+        leaving.start()
+        opened(tmp_path).close()
+        leaving.join()
 
 
 def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_it(tmp_path: Path) -> None:
@@ -83,9 +101,11 @@ def test_what_a_crash_left_of_a_checkpoint_is_cleared_and_a_replaced_one_is_rest
     (rundir.checkpoints / ".old-step-1").mkdir()
     (tmp_path / "..model.7.tmp").mkdir()
     (rundir.trajectories / ".001-update-000001-9.parquet.7.tmp").touch()
+    (tmp_path / ".replaced-model").mkdir()
     rundir.ledger.touch()
     rundir.close()
     again = opened(tmp_path, resume=True)
+    assert again.model.is_dir()
     assert [path.name for path in again.checkpoints.iterdir()] == ["step-3"]
     assert read_resume(again.checkpoints / "step-3") == INFO
     assert list(tmp_path.rglob("*.tmp")) == []
@@ -170,6 +190,30 @@ def test_a_damaged_resume_file_is_an_error_that_names_it(tmp_path: Path, damage:
     file.write_text(damage(file.read_text()))
     with pytest.raises(CheckpointDamaged, match=r"resume\.json: (missing or )?damaged"):
         read_resume(final)
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open no file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_record_that_cannot_be_read_now_or_that_another_version_wrote_is_not_called_damaged(tmp_path: Path) -> None:
+    final = seal(opened(tmp_path), 1)
+    with pytest.raises(OSError, match="Too many open files"), no_more_files():
+        read_resume(final)
+    assert read_resume(final) == INFO
+    (final / "resume.json").write_bytes(sealed({**asdict(INFO), "more": 1}))
+    with pytest.raises(CheckpointError, match=r"resume\.json: whole, but another version of paceline wrote it") as caught:
+        read_resume(final)
+    assert not isinstance(caught.value, CheckpointDamaged)
 
 
 def test_a_damaged_checkpoint_is_put_aside_while_there_is_another_one_and_the_last_one_never_goes(tmp_path: Path) -> None:

@@ -77,12 +77,15 @@ async def test_every_published_version_is_checked_on_every_instance_before_it_se
         await run.go()
 
 
-async def test_an_instance_that_refuses_weights_is_started_again_and_ends_the_run_by_name_if_that_does_not_help(tmp_path: Path) -> None:
-    run = Run(tmp_path / "once", schedule(), instances=1, rollout={"no_probe": True, "once": str(tmp_path / "refused")})
+@pytest.mark.parametrize(("fault", "says"), [("no_probe", "cannot probe"), ("short_probe", "the probe has")])
+async def test_an_instance_that_refuses_weights_is_started_again_and_ends_the_run_by_name_if_that_does_not_help(
+    tmp_path: Path, fault: str, says: str
+) -> None:
+    run = Run(tmp_path / "once", schedule(), instances=1, rollout={fault: True, "once": str(tmp_path / "refused")})
     assert (await run.go()).ok
     assert run.rows()[0]["workers/restarts"] == 1
-    assert any("rollout-0 could not serve version 0: LoadWeights: cannot probe" in progress.message for progress in run.said)
-    run = Run(tmp_path / "always", schedule(), instances=1, rollout={"no_probe": True})
+    assert any(f"rollout-0 could not serve version 0: LoadWeights: {says}" in progress.message for progress in run.said)
+    run = Run(tmp_path / "always", schedule(), instances=1, rollout={fault: True})
     with pytest.raises(WorkerLost, match="rollout-0 was lost 6 times in a row"):
         await run.go()
 

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from paceline.models.load import load
 from paceline.models.tiny import write_tiny
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
-from paceline.types.errors import CheckpointError, ConfigError, ModelError, TrainerError
+from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError, ModelError, TrainerError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, ScoredGroup
 
 torch.set_num_threads(1)
@@ -340,16 +340,45 @@ def test_a_checkpoint_of_another_model_is_refused(tiny: Path, tmp_path: Path) ->
         other.trainer.restore(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["master.safetensors", "optimizer.safetensors"])
-def test_a_checkpoint_with_one_flipped_bit_is_refused(tiny: Path, tmp_path: Path, name: str) -> None:
+def flipped(content: bytes, place: int) -> bytes:
+    damaged = bytearray(content)
+    damaged[place] ^= 1
+    return bytes(damaged)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "a bit of the last tensor": lambda content: flipped(content, -1),
+    "a bit of the length of the header": lambda content: flipped(content, 1),
+    "a bit of the first name": lambda content: flipped(content, 12),
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "gone"])
+@pytest.mark.parametrize("name", ["master.safetensors", "optimizer.safetensors", "trainer.json"])
+def test_a_checkpoint_with_a_damaged_file_is_refused_by_its_name(tiny: Path, tmp_path: Path, name: str, damage: str) -> None:
     bench = Bench(tiny)
     bench.trainer.accumulate([group(0)])
     bench.trainer.step()
     bench.trainer.save(str(tmp_path))
-    content = bytearray((tmp_path / name).read_bytes())
-    content[-1] ^= 1
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    if damage != "gone":
+        (tmp_path / name).write_bytes(DAMAGES[damage](content))
+    with pytest.raises(CheckpointDamaged, match=rf"{name}: (missing or )?damaged"):
+        bench.trainer.restore(str(tmp_path))
+
+
+def test_a_checkpoint_whose_counters_have_changed_is_refused(tiny: Path, tmp_path: Path) -> None:
+    bench = Bench(tiny)
+    bench.trainer.accumulate([group(0)])
+    bench.trainer.step()
+    bench.trainer.save(str(tmp_path))
+    text = (tmp_path / "trainer.json").read_text()
+    assert '"update": 1' in text
+    (tmp_path / "trainer.json").write_text(text.replace('"update": 1', '"update": 3'))
+    with pytest.raises(CheckpointDamaged, match=r"trainer\.json: missing or damaged \(it does not hold what was written"):
         bench.trainer.restore(str(tmp_path))
 
 

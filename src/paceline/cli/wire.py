@@ -49,6 +49,9 @@ from paceline.types.results import AuditReport, EvalResult, Outcome
 if TYPE_CHECKING:
     from paceline.ports.pool import Pool
 
+PROBLEMS = "problems of the evaluation"
+"""What `rows.json` calls them, beside the names of tasks."""
+
 
 def train(
     config: Config, *, resume: bool = False, on_progress: OnProgress = lambda progress: None, workers: Workers | None = None
@@ -134,12 +137,13 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
         on_progress(Progress(0, config.run.updates, {}, "data", line))
     parts = _parts(config, task)
     lives = Lives(rundir, schedule, _identity(config, task, data.contents), config.pool.trainer_restarts, _explained(rundir, parts))
+    rows = {name: part.digests for name, part in parts.items()}
+    if data.problems:
+        rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
     if not unused(rundir.ledger):
-        other = changes(rundir.config, config)
-        begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
-        lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
+        _tell_changes(lives, rundir, config, rows)
     write_durably(rundir.config, dump(config).encode())
-    write_durably(rundir.rows, json.dumps({name: part.digests for name, part in parts.items()}).encode())
+    write_durably(rundir.rows, json.dumps(rows).encode())
     notices = Notices(rundir.notices, 0)
 
     def _session(lineage: Lineage) -> Session:
@@ -176,6 +180,15 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
         emulated=config.rollout.engine == "emulated",
         resumable=rundir.latest_checkpoint() is not None,
     )
+
+
+def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]]) -> None:
+    """Where a resume goes on, and with which other settings and problems than before."""
+    other = changes(rundir.config, config)
+    begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
+    lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
+    if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
+        lives.tell(problems)
 
 
 def _checkpoint(run: RunDir, step: int | None) -> Path:
@@ -284,14 +297,27 @@ def _explained(rundir: RunDir, parts: Mapping[str, RowTask]) -> dict[str, Callab
     """How parts of the identity differ whose values are fingerprints."""
 
     def _rows(name: str) -> str:
-        try:
-            kept = json.loads(rundir.rows.read_text())[name]
-            return changed_rows({int(row): digest for row, digest in kept.items()}, parts[name].digests)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the fingerprints are all that is known then
-            return ""
+        kept = _kept_rows(rundir, name)
+        return changed_rows(kept, parts[name].digests) if kept else ""
 
     how = {f"contents of task {name}": partial(_rows, name) for name in parts}
     return {**how, FOLLOWS: lambda: "the same rows, rendered or ordered in another way"}
+
+
+def _other_problems(rundir: RunDir, now: Mapping[int, str]) -> str:
+    """What to say where evaluations to come are of other problems than those so far; they may be."""
+    kept = _kept_rows(rundir, PROBLEMS)
+    if not kept or not now or kept == now:
+        return ""
+    return f"evaluations from here on are of other problems than those before: {changed_rows(kept, now)}"
+
+
+def _kept_rows(rundir: RunDir, name: str) -> dict[int, str]:
+    """The digests of rows as a lineage before kept them; empty where it did not, or they cannot be read."""
+    try:
+        return {int(row): str(digest) for row, digest in json.loads(rundir.rows.read_text())[name].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _eval_plan(config: Config, data: Data) -> EvalPlan:

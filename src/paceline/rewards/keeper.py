@@ -218,5 +218,6 @@ def judge(gold: str, answer: str | None, percent: Any) -> Result:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends with its caller, whatever else a whole job is sent
+        signal.signal(number, signal.SIG_IGN)
     Keeper(Connection(socket.socket(fileno=int(sys.argv[1])).detach()), int(sys.argv[2])).serve()

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import cast
 
 from paceline.core.commands import Checkpoint, Command, Stop
 from paceline.core.events import Event
 from paceline.core.machine import Machine
-from paceline.core.replay import audit as audit_records
+from paceline.core.rules import Rules
 from paceline.core.schedule import Resume
 from paceline.runtime.ledger import LedgerReader, Lineage, Record
 from paceline.types.results import AuditReport
 
 
 def audit(ledger: Path) -> AuditReport:
-    """Check every lineage of a ledger. Raises CheckpointError when there is none, RecordError or LedgerError for what cannot be read."""
+    """Check every lineage of a ledger, one record at a time: the memory that it takes does not grow with the run.
+
+    Raises CheckpointError when there is none, RecordError or LedgerError for what cannot be read.
+    """
     reader = LedgerReader(ledger)
     try:
         lineages = reader.lineages()
+        starts = {lineage.resume for lineage in lineages}
         events = commands = 0
         violations = [f"ledger: {tear}" for tear in reader.tears()]
         notes: list[str] = []
         saved: dict[int, set[Resume]] = {}
         for lineage in lineages:
-            records = list(reader.records(lineage.id))
-            events += sum(record.direction == "event" for record in records)
-            commands += sum(record.direction == "command" for record in records)
-            whole = _ended(records)
-            if not whole:
+            read = _Read(lineage, starts)
+            for record in reader.records(lineage.id):
+                read.feed(record)
+            events, commands = events + read.events, commands + read.commands
+            if not read.whole:
                 notes.append(
                     f"lineage {lineage.id} has no end (killed, stopped by an error, or still running): only what it holds was checked"
                 )
-            faults = (*_continues(lineage, saved), *_rules(lineage, records, whole), *_replayed(lineage, records, whole))
-            violations += [f"lineage {lineage.id}: {fault}" for fault in faults]
-            saved[lineage.id] = {record.value.resume for record in records if isinstance(record.value, Checkpoint)}
+            violations += [f"lineage {lineage.id}: {fault}" for fault in (*_continues(lineage, saved), *read.close())]
+            saved[lineage.id] = read.saved
     finally:
         reader.close()
     return AuditReport(events, commands, len(lineages), tuple(violations), tuple(notes))
@@ -51,19 +54,38 @@ def _continues(lineage: Lineage, saved: Mapping[int, set[Resume]]) -> list[str]:
     return [f"rule 1: it starts at {lineage.resume}, but {origin}"]
 
 
-def _ended(records: Sequence[Record]) -> bool:
-    return bool(records) and isinstance(records[-1].value, Stop) and records[-1].value.ok
+class _Read:
+    """One lineage, record by record: the rules, the replay, and what is counted. `starts`: where any lineage begins."""
 
+    def __init__(self, lineage: Lineage, starts: Collection[Resume]) -> None:
+        self._rules = Rules(lineage.schedule, lineage.resume)
+        self._replay = Replay(lineage)
+        self._parted = ""
+        """Where the replay first was another."""
+        self._starts = starts
+        self.events = self.commands = 0
+        self.whole = False
+        """Whether it came to a good end."""
+        self.saved: set[Resume] = set()
+        """Those of `starts` at which it wrote a checkpoint."""
 
-def _rules(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
-    found = audit_records(lineage.schedule, lineage.resume, ((record.now, record.value) for record in records), whole=whole)
-    return [str(violation) for violation in found]
+    def feed(self, record: Record) -> None:
+        """Take the next record in."""
+        value = record.value
+        self.events += record.direction == "event"
+        self.commands += record.direction == "command"
+        self.whole = isinstance(value, Stop) and value.ok
+        if isinstance(value, Checkpoint) and value.resume in self._starts:
+            self.saved.add(value.resume)
+        self._rules.feed(value, record.now)
+        self._parted = self._parted or self._replay.feed(record)
 
-
-def _replayed(lineage: Lineage, records: Sequence[Record], whole: bool) -> list[str]:
-    replay = Replay(lineage)
-    found = next((difference for record in records if (difference := replay.feed(record))), "") or (replay.left() if whole else "")
-    return [f"replay: {found}"] if found else []
+    def close(self) -> list[str]:
+        """Everything that does not hold. What a lineage without an end leaves open is no fault."""
+        if self.whole:
+            self._rules.close()
+            self._parted = self._parted or self._replay.left()
+        return [*map(str, self._rules.found), *([f"replay: {self._parted}"] if self._parted else [])]
 
 
 class Replay:

@@ -94,8 +94,9 @@ class Driver:
         self.background(self._tick())
         try:
             while True:
-                commands = self._decide(await self._arrived())
-                if commands:
+                events = await self._arrived()
+                commands = self._decide(events)
+                if commands or any(isinstance(event, Timer) for event in events):  # who looks at a run that only waits sees where it is
                     await self._make_durable(commands, before_commit)
                 for command in commands:
                     if isinstance(command, Stop):

@@ -77,7 +77,13 @@ class ProcessWorker:
         await self._burying
         if self._serving is not None:
             await self._serving
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """Close this end. An error of the connection was heard by whoever read from it; nobody else is to complain of it."""
         self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     def kill(self) -> None:
         """End the process and what it started, at once."""
@@ -111,6 +117,7 @@ class ProcessWorker:
         except Exception as error:  # noqa: BLE001 - whatever cannot be read or handled: nobody would hear this worker again
             self.kill()
             await self._end(f"what it sent could not be taken ({type(error).__name__}: {error})")
+        await self._hang_up()
 
     async def _end(self, why: str | None = None) -> None:
         self._gone = "stopped" if self._stopping else why or await self._obituary()

@@ -17,7 +17,7 @@ from paceline.core.events import Aborted, Event, InstanceLost, InstanceReport, I
 from paceline.ports.rollout import EngineLoad, Failure
 from paceline.runtime.board import Board
 from paceline.runtime.calls import Seat, together
-from paceline.types.errors import WorkerLost
+from paceline.types.errors import PacelineError, WorkerLost
 from paceline.types.records import VERSION, Request, Sampling, Trajectory
 from paceline.types.weights import InstanceInfo
 
@@ -101,8 +101,12 @@ class RolloutFleet:
         return self._send(instance) if len(instance.outbox) == 1 else None
 
     async def _send(self, instance: Instance) -> None:
+        """One that does not take requests (it has no right to refuse them all) is ended: each of them is admitted again elsewhere."""
         requests, instance.outbox = instance.outbox, []
-        await self._while_there(instance.seat.call("submit", requests))
+        try:
+            await self._while_there(instance.seat.call("submit", requests))
+        except PacelineError as error:
+            instance.seat.kill(error)
 
     async def abort(self, command: Abort) -> None:
         """End a trajectory without a result."""

@@ -7,14 +7,14 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline.core.schedule import Resume
-from paceline.durable import named, put_in_place, remove, whole
+from paceline.durable import named, put_back, put_in_place, remove, sealed, sync, undamaged, unsealed, whole
 from paceline.runtime.ledger import unused
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
@@ -27,6 +27,8 @@ EXPLAINS = "task."
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
 FOLLOWS = "prompts of the run"
 """The part of an identity that follows from others: it is shown only where none of those differs."""
+LOCK_S = 0.5
+"""Seconds that a lock is waited for: a process that was killed a moment ago may still have it, or one that only asks who has it."""
 PUT_ASIDE = "damaged-"
 """Checkpoints whose names begin so were found damaged; they count for nothing, and only users delete them."""
 
@@ -95,15 +97,17 @@ class RunDir:
         with named(self.root):
             for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
                 directory.mkdir(exist_ok=True)
+            sync(self.root)
         self.mend()
 
     def _locked(self) -> IO[str]:
         lock = (self.root / "lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it") from None
+        until = time.monotonic() + LOCK_S
+        while not _taken(lock):
+            if time.monotonic() > until:
+                lock.close()
+                raise ConfigError(f"run.dir = {self.root}: another paceline process is running in it")
+            time.sleep(0.05)
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -129,10 +133,8 @@ class RunDir:
     def mend(self) -> None:
         """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them. Nothing
         else may write here meanwhile."""
-        for replaced in self.checkpoints.glob(".replaced-step-*"):  # a crash between the two renames of `put_in_place`
-            final = self.checkpoints / replaced.name.removeprefix(".replaced-")
-            if not final.exists():
-                replaced.rename(final)
+        for place in (self.root, self.checkpoints):
+            put_back(place)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for place in (self.root, self.trajectories, self.tracking):
@@ -164,9 +166,14 @@ class RunDir:
         return aside
 
     def seal_checkpoint(self, aside: Path, info: ResumeInfo, keep_last: int) -> Path:
-        """Make the checkpoint complete: durable content first, then its name. Older ones beyond `keep_last` go afterwards."""
-        fields = asdict(info)
-        write_durably(aside / "resume.json", json.dumps({"digest": _digest(fields), **fields}, indent=1).encode())
+        """Make the checkpoint complete: durable content first, then its name. Older ones beyond `keep_last` go afterwards.
+
+        A resume appends to metrics and evaluations where this leaves them, so they are made durable first.
+        """
+        for kept in filter(Path.exists, (self.metrics, self.evaluations, self.root)):
+            with named(kept):
+                sync(kept)
+        write_durably(aside / "resume.json", sealed(asdict(info)))
         final = self.checkpoints / aside.name.removeprefix(".")
         put_in_place(aside, final)
         for old in self._complete()[:-keep_last]:
@@ -214,22 +221,24 @@ def controller(root: Path) -> int | None:
     return None
 
 
-def read_resume(checkpoint: Path) -> ResumeInfo:
-    """The `resume.json` of a checkpoint. Raises CheckpointDamaged when it is missing or cannot be what was written."""
-    path = checkpoint / "resume.json"
+def _taken(lock: IO[str]) -> bool:
     try:
-        fields: dict[str, Any] = json.loads(path.read_text())
-        written = fields.pop("digest")
-        info = ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
-    if written != _digest(fields):
-        raise CheckpointDamaged(f"{path}: damaged: it does not hold what was written")
-    return info
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def _digest(fields: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+def read_resume(checkpoint: Path) -> ResumeInfo:
+    """The `resume.json` of a checkpoint. Raises CheckpointDamaged when it is missing or is not what was written, CheckpointError when
+    another version of paceline wrote it, OSError when it cannot be read now."""
+    path = checkpoint / "resume.json"
+    with undamaged(path, ValueError):
+        fields = unsealed(path.read_bytes())
+    try:
+        return ResumeInfo(**{**fields, "pending": tuple(fields["pending"])})
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: whole, but another version of paceline wrote it ({error})") from error
 
 
 def read_origin(model: Path) -> Origin:

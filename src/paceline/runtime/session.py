@@ -39,7 +39,7 @@ from paceline.runtime.segments import Segments
 from paceline.runtime.source import Source
 from paceline.runtime.training import Training
 from paceline.runtime.weights import Weights, probe_tokens
-from paceline.types.errors import DataError, EngineError, RewardError, TrainerLost
+from paceline.types.errors import DataError, EngineError, RewardError, StorageError, TrainerLost
 from paceline.types.records import Sampling
 
 GRACE_S = 5.0
@@ -229,8 +229,11 @@ class Session:
         answers = await self._evaluation.run(self._weights.serving(command.version), command.version)
         result = summarize(answers, model=f"version {command.version}")
         record = {"lineage": self._lineage.id, "update": command.update, "version": command.version, **asdict(result)}
-        append_line(self._rundir.evaluations, json.dumps({**record, "answers": [asdict(answer) for answer in answers]}).encode())
-        self.recorder.evaluated(command.update, result.metrics())
+        try:
+            append_line(self._rundir.evaluations, json.dumps({**record, "answers": [asdict(answer) for answer in answers]}).encode())
+            self.recorder.evaluated(command.update, result.metrics())
+        except StorageError as error:  # a run may go on without an evaluation that failed, but none that was made is lost
+            return self.driver.fail(error)
         self.driver.post(Evaluated(command.id))
 
     async def _export_unless_stopped(self) -> None:

@@ -113,7 +113,7 @@ class Weights:
         """Have an instance serve a version. A lost instance is no failure of this command: its loss is an event of its own.
 
         Ends of trajectories wait meanwhile: none may carry tokens of weights that have yet to be compared. An instance that refuses
-        weights is of no use as it is: it is ended, which starts it again, a bounded number of times.
+        weights, or gives no probe to compare, is of no use as it is: it is ended, which starts it again, a bounded number of times.
         """
         stored = self._stored[command.version]
         replaced = self._live.setdefault(command.instance, {}).pop(command.replaces, None) if command.replaces is not None else None
@@ -122,12 +122,12 @@ class Weights:
             try:
                 how = (command.unfinished, command.replaces, self._probe_ids)
                 fingerprint, probe = await seat.call("serve", stored.ref, stored.location, *how)
+                self._compare(command, fingerprint, Probes(stored.probe, probe), replaced)
             except WorkerLost:
                 return
             except PacelineError as error:
                 seat.kill(error)
                 raise
-            self._compare(command, fingerprint, Probes(stored.probe, probe), replaced)
 
     def _compare(self, command: LoadWeights, fingerprint: str, probes: Probes, replaced: Probes | None) -> None:
         found = compare(probes, replaced, self._bounds)

@@ -1,7 +1,7 @@
 """Main program of a worker process: `python -m paceline.runtime.worker FD CORES`. Answers calls first, ticks when none waits.
 
-The controller decides about life and death: a worker ignores SIGINT, and ends when its connection closes. A worker that is
-deep in native code cannot look at its connection, so on Linux the kernel also kills it when the controller dies.
+The controller decides about life and death: a worker ignores the signals that ask to leave, and ends when its connection closes. A
+worker that is deep in native code cannot look at its connection, so on Linux the kernel also kills it when the controller dies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
@@ -22,13 +23,15 @@ PR_SET_PDEATHSIG = 1
 
 def main(descriptor: int, cores: str) -> None:
     """Serve one body until the connection closes or the controller says `close`. `cores`: comma-separated, empty = no pinning."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_signals_to_the_controller()
     _die_with_the_controller()
     if cores and hasattr(os, "sched_setaffinity"):  # before any library starts threads
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     connection = socket.socket(fileno=descriptor)
     _keep_from_children(connection)
     spec: WorkerSpec = receive(connection)
+    if _left_alone(connection):  # before the kernel was told to watch for it
+        return
     try:
         body = make_body(spec)
     except Exception as error:  # noqa: BLE001 - the process boundary: the controller raises it
@@ -68,10 +71,29 @@ def _answer(body: WorkerBody, call: int, method: str, arguments: tuple[Any, ...]
         return pack(("error", call, RemoteError.of(error)))
 
 
+def _leave_signals_to_the_controller() -> None:
+    """Who stops a whole job (systemctl stop, scancel) signals every process of it: a worker that left by itself would take along what the
+    controller's last checkpoint needs. What a body starts has the signals' usual meaning, so that it can be ended by them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, frame: None)  # unlike SIG_IGN no program inherits it
+            os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_DFL))
+
+
 def _keep_from_children(connection: socket.socket) -> None:
     """What a body starts must not hold the connection: it would answer in this worker's place, or hide that the worker is gone."""
     connection.set_inheritable(False)
     os.register_at_fork(after_in_child=connection.close)
+
+
+def _left_alone(connection: socket.socket) -> bool:
+    """Whether the controller is gone, and has nothing to say any more."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def _die_with_the_controller() -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.durable import whole
+from paceline.durable import sync, whole
 from paceline.ports.data import Tracker
 from paceline.trackers.link import GIVEN_UP
 from paceline.trackers.names import named
@@ -71,6 +71,8 @@ class Mirror:
         position = _read(self._keep)
         self._position = Position(position.run) if afresh else position
         self._tracker: Tracker | None = None
+        self._durable = 0
+        """Bytes of the file that are on disk."""
         self._failed = False
         self._messages: deque[str] = deque()
         self._wake = threading.Event()
@@ -135,7 +137,15 @@ class Mirror:
                 except ValueError as error:
                     self._complain(error)
                     refused = 1
+            self._make_durable(end)
             self._save(replace(self._position, sent=end, refused=self._position.refused + refused))
+
+    def _make_durable(self, end: int) -> None:
+        """A position beyond what a power failure leaves of the file would pass over rows that are written later."""
+        if end > self._durable:
+            size = self._source.stat().st_size
+            sync(self._source)
+            self._durable = size
 
     def _pause(self, seconds: float) -> None:
         """Wait before another attempt, whatever rows arrive meanwhile; closing ends it."""

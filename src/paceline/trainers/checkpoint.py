@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.durable import whole
+from paceline.durable import sealed, undamaged, unsealed, whole
 from paceline.models.store import fingerprint, write_tensors
-from paceline.types.errors import CheckpointDamaged
+from paceline.types.errors import CheckpointDamaged, CheckpointError
 
 MASTER, MOMENTS, COUNTERS = "master.safetensors", "optimizer.safetensors", "trainer.json"
 
@@ -36,27 +35,28 @@ def save(directory: Path, master: Mapping[str, torch.Tensor], moments: Mapping[s
     dtype = next(iter(master.values())).dtype
     written = {name: write_tensors(tensors.items(), directory / name, dtype) for name, tensors in ((MASTER, master), (MOMENTS, moments))}
     with whole(directory / COUNTERS) as aside:
-        aside.write_text(json.dumps({"counters": asdict(counters), "fingerprints": written}))
+        aside.write_bytes(sealed({"counters": asdict(counters), "fingerprints": written}))
 
 
 def read(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Counters]:
-    """Master weights, moments and counters; CheckpointDamaged names the file that is missing or damaged."""
+    """Master weights, moments and counters. CheckpointDamaged names the file that is missing or damaged, CheckpointError one that another
+    version of paceline wrote, OSError one that cannot be read now."""
     path = directory / COUNTERS
+    with undamaged(path, ValueError):
+        state = unsealed(path.read_bytes())
     try:
-        state = json.loads(path.read_text())
         counters = Counters(**state["counters"])
         master, moments = (str(state["fingerprints"][name]) for name in (MASTER, MOMENTS))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: whole, but another version of paceline wrote it ({error})") from error
     return _tensors(directory / MASTER, master), _tensors(directory / MOMENTS, moments), counters
 
 
 def _tensors(path: Path, written: str) -> dict[str, torch.Tensor]:
     """The tensors of a file; a flipped bit changes the fingerprint, and nothing else would show it."""
-    try:
+    with undamaged(path, SafetensorError):
+        path.open("rb").close()  # whatever keeps the library from opening a file, it says that there is none
         tensors: dict[str, torch.Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointDamaged(f"{path}: missing or damaged ({error})") from error
     if fingerprint(tensors.items()) != written:
         raise CheckpointDamaged(f"{path}: damaged: its tensors are not those that were written")
     return tensors
