@@ -53,7 +53,7 @@ class Loading:
         if self.due and not self.evaluating and version in m.fleet.holders and not m.out.waiting(LoadWeights):
             self.due = False
             self.evaluated = version
-            m.out.ask(Evaluate(m.out.next_id(), version, m.versions.updates[version]))
+            m.out.ask(Evaluate(m.out.next_id(), version, m.versions.contained(version)))
 
     def _blocked(self) -> bool:
         return self.evaluating or (self.due and self._m.versions.available in self._m.fleet.holders)

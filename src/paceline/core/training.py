@@ -53,14 +53,14 @@ class Training:
     def _send(self, batch: list[Shelf], final: bool) -> None:
         """Dispatch the first groups of these shelves; with a step when the update is full, or nothing follows."""
         m = self._m
-        newest, updates = m.versions.newest, m.versions.updates
+        newest = m.versions.newest
         groups = []
         for shelf in batch:
             group = m.groups.pop(shelf)
             m.groups.take(group)
             groups.append(group)
         stale = tuple(newest - version for _, version in batch)
-        behind = tuple(m.update - updates[version] for _, version in batch)
+        behind = tuple(m.update - m.versions.contained(version) for _, version in batch)
         m.accumulated += groups
         step = final or len(m.accumulated) == m.schedule.groups_per_update
         ids, whole = tuple(g.id for g in groups), tuple(g.id for g in m.accumulated)

@@ -6,7 +6,7 @@ from __future__ import annotations
 class Versions:
     """Counts the users of every version (instances, unconsumed pinned groups); a version nobody needs may leave the store."""
 
-    __slots__ = ("_idle", "_told", "_users", "available", "newest", "updates")
+    __slots__ = ("_idle", "_told", "_updates", "_users", "available", "newest")
 
     def __init__(self, version: int, bound: int) -> None:
         """bound: largest staleness at consumption, in versions."""
@@ -15,7 +15,7 @@ class Versions:
         """Newest version whose publish was commanded: what staleness is measured against."""
         self.available = version - 1
         """Newest version that lies in the store."""
-        self.updates: dict[int, int] = {}
+        self._updates: dict[int, int] = {}
         """Updates contained in each version that a group may be consumed with: mixed tokens may name one that nobody needs any more."""
         self._users: dict[int, int] = {}
         self._idle: set[int] = set()
@@ -23,10 +23,14 @@ class Versions:
     def publish(self, version: int, updates: int) -> None:
         """A publish is commanded."""
         self.newest = version
-        self.updates[version] = updates
-        self.updates.pop(version - self._told, None)
+        self._updates[version] = updates
+        self._updates.pop(version - self._told, None)
         self._users[version] = 0
         self._idle.add(version)
+
+    def contained(self, version: int) -> int:
+        """Updates contained in a version; 0 for one older than the bound, whose consumption is a fault that the rules tell."""
+        return self._updates.get(version, 0)
 
     def arrive(self, version: int) -> None:
         """A publish is done."""
