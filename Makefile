@@ -40,7 +40,8 @@ imports: install
 
 tests: install
 	$(BIN)/python -m pytest --cov --cov-report=term --durations=15
-	$(BIN)/coverage report --include='src/paceline/core/*' --fail-under=100
+	@$(BIN)/coverage report --include='src/paceline/core/*' --fail-under=100 --format=total > /dev/null || \
+		{ $(BIN)/coverage report --include='src/paceline/core/*' --show-missing --skip-covered; exit 1; }  # pytest's closing line stays last
 
 test-core: install ## the pure core and its simulator, every branch
 	$(BIN)/python -m pytest tests/core tests/sim --cov=paceline.core --cov-report=term-missing --cov-fail-under=100
