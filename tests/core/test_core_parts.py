@@ -89,7 +89,8 @@ def test_frontiers_from_u_to_r_are_tried_and_of_those_that_are_near_the_best_the
     plan = load([[10] * 4] * 32, groups_per_update=2, slots=200)
     assert candidates(plan) == [2, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24, 30, 32]
     assert candidates(load([[10] * 4] * 2, groups_per_update=2)) == [2]
-    assert choose(plan) == (32, 10.0, 10.0)
+    chosen, forecast = choose(plan)
+    assert (chosen, forecast.seconds, forecast.fifo_seconds, forecast.rounds) == (32, 10.0, 10.0, 1)
 
 
 def test_a_slow_trainer_needs_few_groups_in_flight_and_a_fast_one_many() -> None:
