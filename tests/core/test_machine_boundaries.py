@@ -273,6 +273,21 @@ def test_the_automatic_frontier_counts_the_optimizer_step_as_training() -> None:
         assert [command.groups for command in s.of(c.SetFrontier)] == [None, chosen], step
 
 
+def test_the_automatic_frontier_counts_dispatches_with_and_without_a_step() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=1, total_updates=2, frontier="auto", no_signal="keep"))
+    s.begin("a", slots=2)
+    s.prompts()
+    s.feed(e.InstanceReport("a", 0, 2 / 0.08, 2.0, 0))
+    s.feed(e.InstanceReport("a", 0, 1 / 0.05, 1.0, 0))
+    for group in range(2):
+        s.serve(group)
+    s.now += 0.1
+    s.consumed()
+    s.now += 0.5
+    s.updated()
+    assert s.last(c.SetFrontier).forecast.group_seconds == pytest.approx(0.3)
+
+
 def test_an_instance_that_comes_up_again_without_a_loss_has_lost_its_work() -> None:
     s = Script(schedule("serial", u=1, group_size=1))
     s.begin()
