@@ -222,7 +222,9 @@ async def _play(root: Path, plan: Schedule, engines: dict[str, dict[str, Any]], 
         settings=Settings(SEED, SAMPLING, dtype, 0.1, 60.0, ("hash",), 60.0, 2, 60.0),
         lineage=Lineage(plan, Resume(), lineage, None, {}),
         task=TASK,
-        eval_plan=EvalPlan(tuple(PROBLEMS.prompt(i) for i in range(5)), True, 2, SAMPLING, SEED, ("hash",)) if plan.evaluate_every else None,
+        eval_plan=EvalPlan(tuple(PROBLEMS.prompt(i) for i in range(5)), True, 2, SAMPLING, SEED, ("hash",))
+        if plan.evaluate_every
+        else None,
         store=FileStore(rundir.weights),
         rundir=rundir,
         ledger=ledger,
