@@ -91,6 +91,8 @@ def test_frontiers_from_u_to_r_are_tried_and_of_those_that_are_near_the_best_the
     assert candidates(load([[10] * 4] * 2, groups_per_update=2)) == [2]
     chosen, forecast = choose(plan)
     assert (chosen, forecast.seconds, forecast.fifo_seconds, forecast.rounds) == (32, 10.0, 10.0, 1)
+    assert "by the lengths of the last round (" in str(forecast)
+    assert "by the lengths of the last 2 rounds (" in str(dataclasses.replace(forecast, rounds=2))
 
 
 def test_a_slow_trainer_needs_few_groups_in_flight_and_a_fast_one_many() -> None:
