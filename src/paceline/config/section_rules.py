@@ -47,12 +47,12 @@ def _least(s: ScheduleConfig) -> int:
     return s.groups_per_update * (s.updates_per_publish or 1 if s.start_when == "all" else 1)
 
 
-def _admitted(s: ScheduleConfig) -> float:
-    """Groups that the bound lets in: (b + 1) x U x updates_per_publish; without pacing there is no limit."""
+def _admitted(s: ScheduleConfig) -> int:
+    """Groups that the bound lets in: (b + 1) x U x updates_per_publish."""
     versions = (
         1 + (DEFAULT_STALENESS if s.staleness is None else s.staleness) if s.preset == "streaming" else s.version_window or DEFAULT_WINDOW
     )
-    return versions * s.groups_per_update * (s.updates_per_publish or 1) if s.overstale == "pace" else math.inf
+    return versions * s.groups_per_update * (s.updates_per_publish or 1)
 
 
 _ROUNDS = ("serial", "pipelined")
@@ -67,7 +67,11 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
     *only("version_window", _preset("multiversion"), "a window of versions belongs to the preset multiversion"),
     *only("rebalance_s high_kv_use", _preset("multiversion"), "work is moved between instances in the preset multiversion"),
     *only("in_flight_groups", _preset(*_FLOWING), "serial and pipelined generate exactly one round at a time"),
-    *only("refill_limit", lambda s: s.no_signal == "refill", "only no_signal = refill replaces prompts"),
+    *only(
+        "refill_limit",
+        lambda s: s.no_signal == "refill" and s.preset in _ROUNDS,
+        "only no_signal = refill replaces prompts, and only a round has places; streaming and multiversion go on asking for prompts anyway",
+    ),
     *only("in_order", _preset(*_ROUNDS), "streaming and multiversion consume by version; order of submission would stall them"),
     Rule(
         "refill_takes_another",
@@ -112,11 +116,27 @@ SCHEDULE: list[Rule[ScheduleConfig]] = [
         lambda s: s.preset == "streaming" and s.buffer_groups is not None and s.buffer_groups < _least(s),
     ),
     Rule(
+        "buffer_can_fill",
+        ("buffer_groups", "in_flight_groups", "groups_per_update", "updates_per_publish", "staleness"),
+        "a buffer for more groups than can be in flight limits nothing: at most in_flight_groups, or (S + 1) x U x updates_per_publish",
+        lambda s: s.preset == "streaming" and s.buffer_groups is not None and s.buffer_groups > (s.in_flight_groups or _admitted(s)),
+    ),
+    Rule(
+        "all_is_more_than_a_dispatch",
+        ("start_when", "groups_per_dispatch", "groups_per_update", "updates_per_publish"),
+        "has no effect: training waits for D groups anyway, and all of a publish period are no more than that",
+        lambda s: s.preset in _FLOWING and s.start_when == "all" and _dispatch(s) == _least(s),
+    ),
+    Rule(
         "in_flight_in_range",
         ("in_flight_groups", "groups_per_update", "updates_per_publish", "version_window", "staleness", "start_when", "overstale"),
         "I must be at least what training starts with, U groups (start_when = all: U x updates_per_publish), and with pacing at most "
         "what the bound admits, (bound + 1) x U x updates_per_publish (bound: W - 1 or S)",
-        lambda s: s.preset in _FLOWING and s.in_flight_groups is not None and not _least(s) <= s.in_flight_groups <= _admitted(s),
+        lambda s: (
+            s.preset in _FLOWING
+            and s.in_flight_groups is not None
+            and not _least(s) <= s.in_flight_groups <= (_admitted(s) if s.overstale == "pace" else math.inf)
+        ),
     ),
     Rule(
         "group_of_one",
