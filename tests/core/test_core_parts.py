@@ -44,7 +44,7 @@ def test_shares_follow_the_remaining_work() -> None:
 def load(lengths: list[list[int]], **values: Any) -> Load:
     """One round before, of these lengths; a step of 1 s, training that takes no time."""
     sizes = {"group_size": len(lengths[0]), "groups_per_round": len(lengths), "groups_per_update": 1, "groups_per_dispatch": 1}
-    fleet = {"by_group": False, "slots": 100, "instances": 1, "decode": DecodeCost(1.0, 0.0), "group_seconds": 0.0}
+    fleet = {"by_group": False, "slots": 100, "instances": 1, "decode": DecodeCost(1.0, 0.0), "group_seconds": 0.0, "share": 1.0}
     return Load(**{**sizes, **fleet, "rounds": (tuple(map(tuple, lengths)),), **values})
 
 
@@ -76,6 +76,36 @@ def test_the_rounds_before_are_gone_through_as_the_simulator_goes_through_them(b
         lengths, groups_per_update=2, groups_per_dispatch=2, by_group=by_group, slots=40, decode=DecodeCost(0.05, 0.01), group_seconds=1.0
     )
     assert seconds(before, frontier) == pytest.approx(ended - began)
+
+
+def test_groups_that_fall_out_keep_slots_busy_and_take_the_trainer_no_time() -> None:
+    plan = load([[10], [20], [30], [40]], groups_per_dispatch=1, group_seconds=20.0)
+    assert seconds(plan, 4) == 10.0 + 4 * 20.0
+    assert seconds(dataclasses.replace(plan, share=0.5), 4) == 20.0 + 2 * 20.0  # a group to train after every second one
+    meter = Meter()
+    for order in range(4):
+        meter.trajectory(order, 10)
+    meter.dispatch(1, 2.0)
+    for running, took in ((8, 0.028), (16, 0.036)):
+        meter.step(running, took)
+    meter.new_round()
+    found = meter.load(PLAN, 64, 1)
+    assert found is not None
+    assert (found.group_seconds, found.share) == (2.0, 0.25)
+
+
+def test_the_automatic_frontier_knows_that_filtered_groups_are_not_trained() -> None:
+    """Slots for the whole round, steps five times as long when all are in use: with most groups filtered, fifo's throughput matters."""
+    instance = FakeInstance("i0", 64, 50.0, 4 * 0.02 / 64)
+    world = World(
+        (instance,), lengths=Lengths("long_tail", 200, 4000, 0.5), no_signal=0.6, group_seconds=2.4, update_seconds=0.0, report=5.0
+    )
+
+    def took(frontier: Any) -> float:
+        plan = schedule("pipelined", u=2, d=2, r=16, group_size=4, frontier=frontier, no_signal="drop", total_updates=12)
+        return simulate(plan, world).end
+
+    assert took("auto") <= 1.02 * min(took(frontier) for frontier in (2, 4, 6, 8, 12, None))
 
 
 def test_a_large_round_is_gone_through_by_a_part_of_its_groups() -> None:

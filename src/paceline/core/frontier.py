@@ -44,7 +44,9 @@ class Load:
     decode: DecodeCost
     """A step; what contexts cost lies in its share per sequence."""
     group_seconds: float
-    """Trainer time per group."""
+    """Trainer time per group that trains."""
+    share: float
+    """Of the groups generated, how many train: those that fall out keep slots busy and no trainer."""
     rounds: tuple[Lengths, ...]
 
 
@@ -52,11 +54,11 @@ def round_seconds(load: Load, lengths: Lengths, frontier: int) -> float:
     """From the start of a round with these lengths to the end of its training, F = `frontier`."""
     thin = max(1, -(-len(lengths) * load.group_size // MOST))
     ready = list(_served(load, lengths[::thin], frontier, thin))
-    dispatch = max(1, load.groups_per_dispatch // thin)
+    dispatch = max(1, int(load.groups_per_dispatch / (load.share * thin)))
     end = 0.0
     for first in range(0, len(ready), dispatch):
         batch = ready[first : first + dispatch]
-        end = max(end, batch[-1]) + len(batch) * thin * load.group_seconds
+        end = max(end, batch[-1]) + len(batch) * thin * load.share * load.group_seconds
     return end
 
 
@@ -140,14 +142,14 @@ def noted(message: str) -> int | None:
 class Meter:
     """What `Load` needs: lengths of the last rounds, and running sums in which older rounds count less."""
 
-    __slots__ = ("_decode", "_groups", "_lengths", "_rounds", "_seconds", "_steps")
+    __slots__ = ("_decode", "_generated", "_groups", "_lengths", "_rounds", "_seconds", "_steps")
 
     def __init__(self) -> None:
         self._lengths: dict[int, list[int]] = {}
         self._rounds: tuple[Lengths, ...] = ()
         self._steps = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._decode: DecodeCost | None = None
-        self._groups = self._seconds = 0.0
+        self._generated = self._groups = self._seconds = 0.0
 
     def step(self, running: float, seconds: float) -> None:
         """One observation of decode steps: `running` sequences on average, seconds per step."""
@@ -168,10 +170,11 @@ class Meter:
         if self._lengths:
             lengths = tuple(tuple(tokens) for _, tokens in sorted(self._lengths.items()))
             self._rounds = (lengths, *self._rounds[: KEPT - 1])
+        self._generated = (self._generated + len(self._lengths)) / 2
+        self._groups, self._seconds = self._groups / 2, self._seconds / 2
         self._lengths = {}
         self._decode = self._fit() or self._decode
         self._steps = tuple(value / 2 for value in self._steps)  # type: ignore[assignment]
-        self._groups, self._seconds = self._groups / 2, self._seconds / 2
 
     def load(self, schedule: Schedule, slots: int, instances: int) -> Load | None:
         """What was measured until the last `new_round`; None while too little is known."""
@@ -179,7 +182,8 @@ class Meter:
             return None
         s = schedule
         sizes = s.group_size, s.groups_per_round, s.groups_per_update, s.groups_per_dispatch
-        return Load(*sizes, s.refill == "group", slots, instances, self._decode, self._seconds / self._groups, self._rounds)
+        training = self._seconds / self._groups, self._groups / self._generated
+        return Load(*sizes, s.refill == "group", slots, instances, self._decode, *training, self._rounds)
 
     def _fit(self) -> DecodeCost | None:
         """Least squares of seconds per step over sequences, neither share below what is plausible; None where all numbers are alike."""
