@@ -34,7 +34,6 @@ class Load:
 
     group_size: int
     groups_per_round: int
-    groups_per_update: int
     groups_per_dispatch: int
     by_group: bool
     """`refill = group`."""
@@ -101,8 +100,8 @@ def _fill(waiting: deque[tuple[int, int]], running: list[tuple[int, int]], step:
 
 
 def candidates(load: Load) -> list[int]:
-    """The frontiers that are tried: U, then each about a quarter larger, up to R."""
-    tried = [load.groups_per_update]
+    """The frontiers that are tried: D, with which the trainer starts, then each about a quarter larger, up to R."""
+    tried = [load.groups_per_dispatch]
     while tried[-1] < load.groups_per_round:
         tried.append(min(load.groups_per_round, max(tried[-1] + 1, round(tried[-1] * FINER))))
     return tried
@@ -181,7 +180,7 @@ class Meter:
         if self._decode is None or not (self._rounds and self._groups and instances):
             return None
         s = schedule
-        sizes = s.group_size, s.groups_per_round, s.groups_per_update, s.groups_per_dispatch
+        sizes = s.group_size, s.groups_per_round, s.groups_per_dispatch
         training = self._seconds / self._groups, self._groups / self._generated
         return Load(*sizes, s.refill == "group", slots, instances, self._decode, *training, self._rounds)
 
