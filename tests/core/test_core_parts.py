@@ -14,7 +14,7 @@ from paceline.core import events as e
 from paceline.core.balance import apportion
 from paceline.core.costs import DecodeCost, LinearCost, SpeculationCost, acceptance_length, best_draft_length
 from paceline.core.fleet import Fleet
-from paceline.core.frontier import Load, Meter, candidates, choose, round_seconds
+from paceline.core.frontier import Load, Meter, candidates, choose, decide, round_seconds
 from paceline.core.presets import check, check_fleet
 from paceline.core.schedule import Schedule
 from paceline.core.versions import Versions
@@ -90,6 +90,7 @@ def test_groups_that_fall_out_keep_slots_busy_and_take_the_trainer_no_time() -> 
     found = meter.load(PLAN, 64, 1)
     assert found is not None
     assert (found.group_seconds, found.share) == (2.0, 0.25)
+    assert decide(found, 2)[1].endswith("training 2 s per group, 25% of which train")
 
 
 def test_the_automatic_frontier_knows_that_filtered_groups_are_not_trained() -> None:

@@ -129,7 +129,8 @@ def decide(load: Load | None, opened: int) -> tuple[int | None, str]:
     chosen, seconds, fifo = choose(load)
     spent = f"{seconds:.3g} s by the lengths of the last {len(load.rounds)} rounds (fifo {fifo:.3g} s)"
     steps = f"{load.decode.base:.3g} s + {load.decode.per_sequence:.3g} s per sequence"
-    return chosen, f"{about}: F = {chosen}, {spent}, steps {steps}, training {load.group_seconds:.3g} s per group"
+    training = f"{load.group_seconds:.3g} s per group" + ("" if load.share == 1 else f", {load.share:.0%} of which train")
+    return chosen, f"{about}: F = {chosen}, {spent}, steps {steps}, training {training}"
 
 
 def noted(message: str) -> int | None:
