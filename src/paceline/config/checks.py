@@ -11,6 +11,7 @@ from paceline.config.emulated import EmulatedConfig
 from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
 from paceline.config.rules import Rule, changed, only
+from paceline.config.schedule_rules import SCHEDULE
 from paceline.config.schema import (
     DEFAULT_WINDOW,
     AlgorithmConfig,
@@ -257,7 +258,7 @@ WHOLE: list[Rule[Config]] = [
 """Rules across sections."""
 
 RULES: dict[str, list[Rule[Any]]] = {
-    "schedule": own.SCHEDULE,
+    "schedule": SCHEDULE,
     "task": own.TASK,
     "mix.N": own.TASK,
     "eval.task": own.TASK,
