@@ -170,6 +170,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
+    ("frontier_within_slots", (*GYM, "schedule.preset=pipelined", "schedule.frontier=8")),
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
     ("deterministic_engine_only", (*STREAM, "run.deterministic=true")),
@@ -199,7 +200,9 @@ ALLOWED: list[tuple[str, ...]] = [
     (*GYM, "trainer.learning_rate=0"),
     (*GYM, "schedule.groups_per_round=32", "schedule.groups_per_dispatch=2"),
     (*GYM, "schedule.frontier='auto'", "schedule.preset=pipelined", "schedule.refill=group"),
-    (*GYM, "schedule.frontier=8", "schedule.preset=pipelined"),
+    (*GYM, "schedule.frontier=7", "schedule.preset=pipelined"),
+    (*GYM, "schedule.frontier=8", "schedule.preset=pipelined", "schedule.refill=group"),
+    (*GYM, "schedule.frontier=8", "schedule.preset=pipelined", "rollout.instances=2"),
     (*GYM, "schedule.start_when=all"),
     (*STREAM, "schedule.staleness=3", "schedule.buffer_groups=8", "schedule.updates_per_publish=2", "schedule.in_flight_groups=64"),
     (*STREAM, "schedule.overstale=drop", "schedule.in_flight_groups=1000"),

@@ -124,6 +124,17 @@ WHOLE: list[Rule[Config]] = [
         lambda c: c.schedule.granularity == "group" and c.rollout.slots < c.schedule.group_size,
     ),
     Rule(
+        "frontier_within_slots",
+        ("schedule.frontier", "schedule.group_size", "rollout.instances", "rollout.slots"),
+        "limits nothing: all slots together hold no more than F x group_size trajectories",
+        lambda c: (
+            isinstance(c.schedule.frontier, int)
+            and c.schedule.refill == "sample"
+            and c.schedule.frontier * c.schedule.group_size >= c.rollout.instances * c.rollout.slots
+        ),
+        "warn",
+    ),
+    Rule(
         "versions_fit_the_fleet",
         ("rollout.instances", "rollout.versions_held", "schedule.version_window"),
         "the instances together hold fewer versions than W: the oldest are served first, and the newest waits for a place; raise "
