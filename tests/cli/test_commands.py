@@ -178,8 +178,8 @@ SAYS: dict[str, tuple[str, str, str, str]] = {
         "<= 16 groups, requested and not consumed", "goes on while fewer than 16 groups are trainable",
         "from 8 trainable groups on", "1 version samples go on under it, KV cache kept",
     ),
-    "streaming schedule.at_publish=recompute schedule.in_flight_groups=9 schedule.buffer_groups=12": (
-        "<= 9 groups, requested and not consumed", "goes on while fewer than 12 groups are trainable",
+    "streaming schedule.at_publish=recompute schedule.in_flight_groups=12 schedule.buffer_groups=9": (
+        "<= 12 groups, requested and not consumed", "goes on while fewer than 9 groups are trainable",
         "from 8 trainable groups on", "1 version samples go on under it, KV cache rebuilt",
     ),
     "streaming schedule.at_publish=drain schedule.start_when=all schedule.updates_per_publish=2": (

@@ -134,6 +134,8 @@ def test_multiversion_rebalances_on_a_timer_and_relieves_full_instances() -> Non
 def test_refilling_asks_for_more_prompts_at_most() -> None:
     p = plan(config("run.updates=2", "schedule.no_signal=refill"), [10], shape=None)
     assert p.more_prompts == 48
+    flowing = plan(config("run.updates=2", "schedule.no_signal=refill", "schedule.preset=streaming"), [10], shape=None)
+    assert flowing.more_prompts == 0, "there are no places, hence no limit per place"
 
 
 def test_the_packaged_model_has_the_parameters_it_is_known_for() -> None:

@@ -333,6 +333,18 @@ def test_an_abort_that_fails_frees_its_slot_like_one_that_is_answered() -> None:
     assert not fold.scene.admits
 
 
+def test_an_instance_with_another_version_beside_the_one_that_makes_way_is_not_kept_from_work_by_the_load() -> None:
+    fold = Account(schedule("multiversion", version_window=2))
+    records: list[Any] = [e.InstanceUp(InstanceInfo("a", 8, versions_held=2))]
+    for number, version in enumerate((0, 1)):
+        records += [c.LoadWeights(number, "a", version), e.WeightsLive(number, "a", version, "f", 0.0, 1.0)]
+    barred = []
+    for record in (*records, c.LoadWeights(2, "a", 2, replaces=0), c.LoadWeights(3, "a", 3, replaces=1)):
+        fold.feed(record, 1.0)
+        barred.append(fold.scene.barred)
+    assert barred == [8, 8, 0, 0, 0, 0, 8]
+
+
 def test_a_trainer_for_which_nothing_is_under_way_waits_for_rollout() -> None:
     fold = Account(schedule("serial"))
     fold.feed(e.InstanceUp(InstanceInfo("a", 8)), 0.0)

@@ -43,8 +43,8 @@ def test_shares_follow_the_remaining_work() -> None:
 
 def load(lengths: list[list[int]], **values: Any) -> Load:
     """One round before, of these lengths; a step of 1 s, training that takes no time."""
-    sizes = {"group_size": len(lengths[0]), "groups_per_round": len(lengths), "groups_per_update": 1, "groups_per_dispatch": 1}
-    fleet = {"by_group": False, "slots": 100, "instances": 1, "decode": DecodeCost(1.0, 0.0), "group_seconds": 0.0}
+    sizes = {"group_size": len(lengths[0]), "groups_per_round": len(lengths), "groups_per_dispatch": 1}
+    fleet = {"by_group": False, "slots": 100, "instances": 1, "decode": DecodeCost(1.0, 0.0), "group_seconds": 0.0, "share": 1.0}
     return Load(**{**sizes, **fleet, "rounds": (tuple(map(tuple, lengths)),), **values})
 
 
@@ -72,10 +72,53 @@ def test_the_rounds_before_are_gone_through_as_the_simulator_goes_through_them(b
     began = min(now for now, record in trace.records if isinstance(record, c.Admit))
     ended = max(now for now, record in trace.records if isinstance(record, e.UpdateFinished))
     lengths = [[world.tokens(group, sample) for sample in range(4)] for group in range(16)]
-    before = load(
-        lengths, groups_per_update=2, groups_per_dispatch=2, by_group=by_group, slots=40, decode=DecodeCost(0.05, 0.01), group_seconds=1.0
-    )
+    before = load(lengths, groups_per_dispatch=2, by_group=by_group, slots=40, decode=DecodeCost(0.05, 0.01), group_seconds=1.0)
     assert seconds(before, frontier) == pytest.approx(ended - began)
+
+
+def test_groups_that_fall_out_keep_slots_busy_and_take_the_trainer_no_time() -> None:
+    plan = load([[10], [20], [30], [40]], groups_per_dispatch=1, group_seconds=20.0)
+    assert seconds(plan, 4) == 10.0 + 4 * 20.0
+    assert seconds(dataclasses.replace(plan, share=0.5), 4) == 20.0 + 2 * 20.0  # a group to train after every second one
+    meter = Meter()
+    for order in range(4):
+        meter.trajectory(order, 10)
+    meter.dispatch(1, 2.0)
+    for running, took in ((8, 0.028), (16, 0.036)):
+        meter.step(running, took)
+    meter.new_round()
+    found = meter.load(PLAN, 64, 1)
+    assert found is not None
+    assert (found.group_seconds, found.share) == (2.0, 0.25)
+    assert str(choose(found)[1]).endswith("training 2 s per group, 25% of which train")
+
+
+def test_the_automatic_frontier_knows_that_filtered_groups_are_not_trained() -> None:
+    """Slots for the whole round, steps five times as long when all are in use: with most groups filtered, fifo's throughput matters."""
+    instance = FakeInstance("i0", 64, 50.0, 4 * 0.02 / 64)
+    world = World(
+        (instance,), lengths=Lengths("long_tail", 200, 4000, 0.5), no_signal=0.6, group_seconds=2.4, update_seconds=0.0, report=5.0
+    )
+
+    def took(frontier: Any) -> float:
+        plan = schedule("pipelined", u=2, d=2, r=16, group_size=4, frontier=frontier, no_signal="drop", total_updates=12)
+        return simulate(plan, world).end
+
+    assert took("auto") <= 1.02 * min(took(frontier) for frontier in (2, 4, 6, 8, 12, None))
+
+
+def test_with_one_update_per_round_the_automatic_frontier_opens_as_far_as_dispatches_gain_by_it() -> None:
+    """U = R: the round's gradients accumulate over dispatches of D, for which a small frontier is worth as much as with U < R."""
+    world = World(
+        (FakeInstance("i0", 64, 50.0, 4 * 0.02 / 64),), lengths=Lengths("long_tail", 200, 4000, 0.5), group_seconds=2.4, report=5.0
+    )
+
+    def took(frontier: Any) -> float:
+        plan = schedule("pipelined", u=16, d=2, r=16, group_size=4, frontier=frontier, total_updates=6)
+        return simulate(plan, world).end
+
+    assert took("auto") <= 1.03 * min(took(frontier) for frontier in (2, 4, 6, 8, 12, None))
+    assert took("auto") < 0.95 * took(None)
 
 
 def test_a_large_round_is_gone_through_by_a_part_of_its_groups() -> None:
@@ -85,10 +128,10 @@ def test_a_large_round_is_gone_through_by_a_part_of_its_groups() -> None:
     assert seconds(many, 64) == pytest.approx(seconds(few, 8), rel=0.02)
 
 
-def test_frontiers_from_u_to_r_are_tried_and_of_those_that_are_near_the_best_the_largest_is_chosen() -> None:
-    plan = load([[10] * 4] * 32, groups_per_update=2, slots=200)
+def test_frontiers_from_d_to_r_are_tried_and_of_those_that_are_near_the_best_the_largest_is_chosen() -> None:
+    plan = load([[10] * 4] * 32, groups_per_dispatch=2, slots=200)
     assert candidates(plan) == [2, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24, 30, 32]
-    assert candidates(load([[10] * 4] * 2, groups_per_update=2)) == [2]
+    assert candidates(load([[10] * 4] * 2, groups_per_dispatch=2)) == [2]
     chosen, forecast = choose(plan)
     assert (chosen, forecast.seconds, forecast.fifo_seconds, forecast.rounds) == (32, 10.0, 10.0, 1)
     assert "by the lengths of the last round (" in str(forecast)

@@ -248,7 +248,15 @@ def test_the_automatic_frontier_is_fifo_first_and_then_chosen_from_what_was_meas
     assert (second.round, second.groups) == (2, 2)
     assert second.forecast is not None
     assert asdict(second.forecast) == pytest.approx(
-        {"seconds": 2.65, "fifo_seconds": 2.8, "rounds": 1, "step_seconds": 0.04, "sequence_seconds": 0.005, "group_seconds": 0.3}
+        {
+            "seconds": 2.65,
+            "fifo_seconds": 2.8,
+            "rounds": 1,
+            "step_seconds": 0.04,
+            "sequence_seconds": 0.005,
+            "group_seconds": 0.3,
+            "share": 1.0,
+        }
     )
     assert second.words == (
         "frontier of round 2: F = 2, 2.65 s by the lengths of the last round (fifo 2.8 s), "

@@ -351,6 +351,16 @@ def test_what_ran_on_a_lost_instance_ends_with_it_and_so_does_its_load() -> None
     assert [(m.kind, m.text) for m in of(Mark, found)] == [("up", "a"), ("up", "b"), ("lost", "a: killed")]
 
 
+def test_what_is_under_way_when_the_records_end_is_drawn_once_and_ends_there() -> None:
+    told = Told()
+    told(1.0, c.LoadWeights(1, "a", 0), e.WeightsLive(1, "a", 0, "f", 0.0, 1.0), c.LoadWeights(2, "a", 1), c.Evaluate(3, 0, 0))
+    told(2.0, c.Migrate(4, ((0, 0),), "a", "b", 0))
+    found = told.close()
+    assert [(s.version, s.start, s.end) for s in of(LoadSpan, found)] == [(0, 1.0, 1.0), (1, 1.0, 2.0)]
+    assert [(s.start, s.end) for s in of(EvaluationSpan, found)] == [(1.0, 2.0)]
+    assert [(s.start, s.end, s.moved) for s in of(Move, found)] == [(2.0, 2.0, 0)]
+
+
 def test_a_load_or_abort_that_fails_ends_what_it_was_about() -> None:
     told = Told()
     told(1.0, c.Admit(1, 0, 0, 0, "b", 0), c.LoadWeights(2, "a", 1), c.Abort(3, 0, 0, 0, "b", "no"))

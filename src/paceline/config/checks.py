@@ -11,6 +11,7 @@ from paceline.config.emulated import EmulatedConfig
 from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
 from paceline.config.rules import Rule, changed, only
+from paceline.config.schedule_rules import SCHEDULE
 from paceline.config.schema import (
     DEFAULT_WINDOW,
     AlgorithmConfig,
@@ -121,6 +122,17 @@ WHOLE: list[Rule[Config]] = [
         ("schedule.granularity", "schedule.group_size", "rollout.slots"),
         "a group that is submitted whole needs a slot for each of its samples on one instance",
         lambda c: c.schedule.granularity == "group" and c.rollout.slots < c.schedule.group_size,
+    ),
+    Rule(
+        "frontier_within_slots",
+        ("schedule.frontier", "schedule.group_size", "rollout.instances", "rollout.slots"),
+        "limits nothing: all slots together hold no more than F x group_size trajectories",
+        lambda c: (
+            isinstance(c.schedule.frontier, int)
+            and c.schedule.refill == "sample"
+            and c.schedule.frontier * c.schedule.group_size >= c.rollout.instances * c.rollout.slots
+        ),
+        "warn",
     ),
     Rule(
         "versions_fit_the_fleet",
@@ -257,7 +269,7 @@ WHOLE: list[Rule[Config]] = [
 """Rules across sections."""
 
 RULES: dict[str, list[Rule[Any]]] = {
-    "schedule": own.SCHEDULE,
+    "schedule": SCHEDULE,
     "task": own.TASK,
     "mix.N": own.TASK,
     "eval.task": own.TASK,

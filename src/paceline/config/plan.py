@@ -14,7 +14,7 @@ from paceline.config.checks import task_name, training_tasks
 from paceline.config.inspect import ModelShape
 from paceline.config.memory import Memory, memory
 from paceline.config.schema import DEFAULT_STALENESS, DEFAULT_WINDOW, Config, ScheduleConfig
-from paceline.core.presets import DEADLINES
+from paceline.core.presets import DEADLINES, traits
 from paceline.core.schedule import Schedule
 
 
@@ -46,7 +46,7 @@ class Plan:
     trained_tokens: int
     """Rows through the trainer: a prompt once per group, and every sampled token. Only sampled tokens enter the loss."""
     more_prompts: int
-    """Further prompts at most that replace groups without signal (no_signal = refill)."""
+    """Further prompts at most that take the places of groups without signal in their rounds (no_signal = refill)."""
     memory: tuple[Memory, ...]
     """Per process; empty when the model's shape is unknown."""
 
@@ -173,6 +173,10 @@ def _all_rows(by_task: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(by_task) else None
 
 
+def _more_prompts(fixed: Schedule, groups: int) -> int:
+    return groups * fixed.refill_limit if fixed.no_signal == "refill" and traits(fixed).rounds else 0
+
+
 def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None) -> Plan:
     """Counts, token limits and memory of a run. by_task: rows of each training task, None = unknown; `shape` None leaves the memory out."""
     fixed = schedule(config)
@@ -199,6 +203,6 @@ def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None
         prompt_tokens=prompt_tokens,
         sampled_tokens=sampled_tokens,
         trained_tokens=prompt_tokens + sampled_tokens,
-        more_prompts=groups * fixed.refill_limit if fixed.no_signal == "refill" else 0,
+        more_prompts=_more_prompts(fixed, groups),
         memory=() if shape is None else memory(config, shape, fixed.groups_per_dispatch),
     )

@@ -138,7 +138,7 @@ class ScheduleConfig(Section):
     """A group of equal outcomes, all right or all wrong: `keep` trains on it as on any other (its rewards decide: partial credit and
     shaping teach, equal rewards give zero advantages), `drop` leaves it out, `refill` takes another prompt."""
     refill_limit: int = Field(default=3, ge=0)
-    """no_signal = refill: replacements per place, at most."""
+    """serial and pipelined with no_signal = refill: replacements per place in the round, at most."""
     empty_limit: int = Field(default=10, ge=0)
     """This many rounds (or publish periods) in a row without a group to train end the run, after a checkpoint; 0 = never."""
     attempts: int = Field(default=3, ge=1)

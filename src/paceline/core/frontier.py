@@ -33,7 +33,6 @@ class Load:
 
     group_size: int
     groups_per_round: int
-    groups_per_update: int
     groups_per_dispatch: int
     by_group: bool
     """`refill = group`."""
@@ -43,7 +42,9 @@ class Load:
     decode: DecodeCost
     """A step; what contexts cost lies in its share per sequence."""
     group_seconds: float
-    """Trainer time per group."""
+    """Trainer time per group that trains."""
+    share: float
+    """Of the groups generated, how many train: those that fall out keep slots busy and no trainer."""
     rounds: tuple[Lengths, ...]
 
 
@@ -51,11 +52,11 @@ def round_seconds(load: Load, lengths: Lengths, frontier: int) -> float:
     """From the start of a round with these lengths to the end of its training, F = `frontier`."""
     thin = max(1, -(-len(lengths) * load.group_size // MOST))
     ready = list(_served(load, lengths[::thin], frontier, thin))
-    dispatch = max(1, load.groups_per_dispatch // thin)
+    dispatch = max(1, int(load.groups_per_dispatch / (load.share * thin)))
     end = 0.0
     for first in range(0, len(ready), dispatch):
         batch = ready[first : first + dispatch]
-        end = max(end, batch[-1]) + len(batch) * thin * load.group_seconds
+        end = max(end, batch[-1]) + len(batch) * thin * load.share * load.group_seconds
     return end
 
 
@@ -98,8 +99,8 @@ def _fill(waiting: deque[tuple[int, int]], running: list[tuple[int, int]], step:
 
 
 def candidates(load: Load) -> list[int]:
-    """The frontiers that are tried: U, then each about a quarter larger, up to R."""
-    tried = [load.groups_per_update]
+    """The frontiers that are tried: D, with which the trainer starts, then each about a quarter larger, up to R."""
+    tried = [load.groups_per_dispatch]
     while tried[-1] < load.groups_per_round:
         tried.append(min(load.groups_per_round, max(tried[-1] + 1, round(tried[-1] * FINER))))
     return tried
@@ -120,13 +121,16 @@ class Forecast:
     sequence_seconds: float
     """What each sequence adds to it."""
     group_seconds: float
-    """Training, per group."""
+    """Training, per group that trains."""
+    share: float = 1.0
+    """Of the groups, those that train."""
 
     def __str__(self) -> str:
         rounds = "round" if self.rounds == 1 else f"{self.rounds} rounds"
         spent = f"{self.seconds:.3g} s by the lengths of the last {rounds} (fifo {self.fifo_seconds:.3g} s)"
         steps = f"steps {self.step_seconds:.3g} s + {self.sequence_seconds:.3g} s per sequence"
-        return f"{spent}, {steps}, training {self.group_seconds:.3g} s per group"
+        training = f"training {self.group_seconds:.3g} s per group" + ("" if self.share == 1 else f", {self.share:.0%} of which train")
+        return f"{spent}, {steps}, {training}"
 
 
 def choose(load: Load) -> tuple[int, Forecast]:
@@ -138,20 +142,20 @@ def choose(load: Load) -> tuple[int, Forecast]:
     enough = NEAR * min(seconds.values())
     chosen = max(f for f, spent in seconds.items() if spent <= enough)
     costs = load.decode.base, load.decode.per_sequence, load.group_seconds
-    return chosen, Forecast(seconds[chosen], seconds[load.groups_per_round], len(load.rounds), *costs)
+    return chosen, Forecast(seconds[chosen], seconds[load.groups_per_round], len(load.rounds), *costs, load.share)
 
 
 class Meter:
     """What `Load` needs: lengths of the last rounds, and running sums in which older rounds count less."""
 
-    __slots__ = ("_decode", "_groups", "_lengths", "_rounds", "_seconds", "_steps")
+    __slots__ = ("_decode", "_generated", "_groups", "_lengths", "_rounds", "_seconds", "_steps")
 
     def __init__(self) -> None:
         self._lengths: dict[int, list[int]] = {}
         self._rounds: tuple[Lengths, ...] = ()
         self._steps = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._decode: DecodeCost | None = None
-        self._groups = self._seconds = 0.0
+        self._generated = self._groups = self._seconds = 0.0
 
     def step(self, running: float, seconds: float) -> None:
         """One observation of decode steps: `running` sequences on average, seconds per step."""
@@ -172,18 +176,20 @@ class Meter:
         if self._lengths:
             lengths = tuple(tuple(tokens) for _, tokens in sorted(self._lengths.items()))
             self._rounds = (lengths, *self._rounds[: KEPT - 1])
+        self._generated = (self._generated + len(self._lengths)) / 2
+        self._groups, self._seconds = self._groups / 2, self._seconds / 2
         self._lengths = {}
         self._decode = self._fit() or self._decode
         self._steps = tuple(value / 2 for value in self._steps)  # type: ignore[assignment]
-        self._groups, self._seconds = self._groups / 2, self._seconds / 2
 
     def load(self, schedule: Schedule, slots: int, instances: int) -> Load | None:
         """What was measured until the last `new_round`; None while too little is known."""
         if self._decode is None or not (self._rounds and self._groups and instances):
             return None
         s = schedule
-        sizes = s.group_size, s.groups_per_round, s.groups_per_update, s.groups_per_dispatch
-        return Load(*sizes, s.refill == "group", slots, instances, self._decode, self._seconds / self._groups, self._rounds)
+        sizes = s.group_size, s.groups_per_round, s.groups_per_dispatch
+        training = self._seconds / self._groups, self._groups / self._generated
+        return Load(*sizes, s.refill == "group", slots, instances, self._decode, *training, self._rounds)
 
     def _fit(self) -> DecodeCost | None:
         """Least squares of seconds per step over sequences, neither share below what is plausible; None where all numbers are alike."""

@@ -46,7 +46,7 @@ class Schedule:
     no_signal: Literal["keep", "drop", "refill"] = "keep"
     """What happens to a group whose raw outcomes are all equal."""
     refill_limit: int = 3
-    """`refill`: at most this many replacements per place in a round or an update."""
+    """`refill`: at most this many replacements per place in a round. Without rounds prompts are asked for anyway, and it is `drop`."""
     empty_limit: int = 10
     """This many rounds in a row (elsewhere: groups of so many publish periods) without a group to train end the run with an error,
     after a checkpoint; 0 = go on for ever."""

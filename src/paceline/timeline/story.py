@@ -222,8 +222,8 @@ class Story:
     def close(self) -> list[Item]:
         """What is still open ends where the records end."""
         self._look()
-        for command, (since, what) in list(self._open.items()):
-            self._end_open(command, since, what, None)
+        for command in list(self._open):
+            self._end_open(command, *self._open.pop(command), None)
         for admit in list(self._running):
             self._leave(admit, "open")
         for group in list(self._groups):

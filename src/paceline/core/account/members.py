@@ -39,4 +39,4 @@ class Seat:
     @property
     def waits(self) -> bool:
         """Whether nothing can start here until weights arrive."""
-        return not self.versions or any(old is not None for old in self.loads.values())
+        return self.versions <= set(self.loads.values())
