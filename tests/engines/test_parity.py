@@ -55,9 +55,10 @@ def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_pa
     assert largest_gap(small[0], drain(serving), temperature_of) <= 1e-10
 
 
-def test_bfloat16_log_probs_stay_near_those_of_a_full_forward(tmp_path):
-    small = tiny(tmp_path / "m", "bfloat16")
-    serving = engine(small, slots=7)
+@pytest.mark.parametrize("slots", [2, 24])
+def test_bfloat16_log_probs_of_few_rows_and_of_many_stay_near_those_of_a_full_forward(tmp_path, slots):
+    small = tiny(tmp_path / "m", "bfloat16", width=128, heads=2, kv_heads=1)
+    serving = engine(small, slots=slots, page=1)
     serving.submit(workload())
     results = drain(serving)
     gaps = [

@@ -37,16 +37,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if _recorded(x, weight):
         scaled: torch.Tensor = _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
         return scaled
-    return _normed(x, weight, eps)
-
-
-def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """On CPUs with half as many operations as `F.rms_norm` has there: they are what a few rows cost."""
-    if x.device.type != "cpu":
-        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * scale).mul_(weight.to(x.dtype)).to(x.dtype)
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
 
 class _Norm(torch.autograd.Function):
@@ -57,7 +48,7 @@ class _Norm(torch.autograd.Function):
         """As `norm`."""
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
-        return _normed(x, weight, eps)
+        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
@@ -188,14 +179,12 @@ class Projection:
         """One of the copied layers: copying parameters one by one takes them apart."""
         return Projection(*copy.deepcopy(self.layers, memo))
 
-    def __call__(self, x: torch.Tensor, make: Make | None = None) -> torch.Tensor:
-        """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x; with `make` those of make(x).
+    def __call__(self, source: torch.Tensor, make: Make | None = None) -> torch.Tensor:
+        """source x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x; with `make` those of make(x).
 
-        A backward pass then needs x alone and makes make(x) again: for cheap functions whose own gradient keeps x anyway.
+        A lone row may be added up in another order than one of many: let it come twice. With `make` a backward pass needs x alone
+        and makes make(x) again: for cheap functions whose own gradient keeps x anyway.
         """
-        return _in_company(lambda rows: self._product(rows, make), x)
-
-    def _product(self, source: torch.Tensor, make: Make | None) -> torch.Tensor:
         x = source if make is None else make(source)
         weights = [layer.weight for layer in self.layers]
         biases = [layer.bias for layer in self.layers if layer.bias is not None]

@@ -224,7 +224,7 @@ class SlimDecoder(nn.Module):
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
-        if len(ids) == 1:  # products want company (`kernels`): here once instead of for each
+        if len(ids) == 1:  # added up as one of many (`Projection`)
             return self.hidden(ids.repeat(2), positions.repeat(2), _of_first(attend))[:1]
         cos, sin = self._angles(positions)
         x = lookup(ids, self.model.embed_tokens.weight, self.spec.padding_id, self.compute)
