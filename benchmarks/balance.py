@@ -7,7 +7,7 @@ Training takes as long as its tokens are many: those that were sampled, and ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -39,7 +39,7 @@ def work(lengths: Sequence[int], slots: int) -> Work:
 
 
 def fit(few: Serial, many: Serial) -> tuple[float, float]:
-    """(a, b) of a decode step, from rounds with few and with many slots. b may come out negative where the times are noise."""
+    """(a, b) of a decode step, from rounds with different slots. b may come out negative where the times are noise."""
     one, other = work(few.lengths, few.slots), work(many.lengths, many.slots)
     determinant = one.steps * other.tokens - other.steps * one.tokens
     a = (few.rollout * other.tokens - many.rollout * one.tokens) / determinant
@@ -56,20 +56,19 @@ class Choice:
 
 
 def chosen(
-    balances: Mapping[str, float], few: Serial, many: Serial, lengths: Callable[[int], Sequence[int]], prompts: int, near: Sequence[int]
-) -> dict[str, Choice]:
-    """Slots and median length whose rollout time is nearest to `balance` times the training time, in ratio, for every balance.
+    balance: float, one: Serial, other: Serial, lengths: Callable[[int], Sequence[int]], prompts: int, near: Sequence[int]
+) -> Choice:
+    """Slots and median length whose rollout time is nearest to `balance` times the training time, in ratio.
 
     `lengths(median)`: of one round; `prompts`: prompt tokens of one round; `near`: medians to choose from, the first wins among equals.
     """
-    a, b = fit(few, many)
-    seen = work(many.lengths, many.slots).tokens
-    per_token = (few.train + many.train) / 2 / (prompts + seen)
+    a, b = fit(one, other)
+    runs = (one, other)
+    per_token = sum(run.train for run in runs) / sum(prompts + sum(run.lengths) for run in runs)
 
-    def _off(choice: Choice, balance: float) -> float:
+    def _off(choice: Choice) -> float:
         todo = work(lengths(choice.median), choice.slots)
         ratio = (a * todo.steps + b * todo.tokens) / (per_token * (prompts + todo.tokens))
-        return abs(log(max(1e-9, ratio) / balance))
+        return round(abs(log(max(1e-9, ratio) / balance)), 2)
 
-    choices = [Choice(slots, median) for median in near for slots in range(1, 65)]
-    return {name: min(choices, key=lambda choice: round(_off(choice, balance), 2)) for name, balance in balances.items()}
+    return min((Choice(slots, median) for median in near for slots in range(1, 65)), key=_off)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,16 +43,27 @@ DEFAULTS, SHARE, CHANGE = ("fifo", "auto"), 0.85, -0.42
 
 
 def choices(cells: Cells) -> dict[str, Choice]:
-    """Slots and lengths that bring this machine to each balance, from two serial runs."""
-    few, many = (_serial(cells, slots) for slots in TRIED)
-    return chosen(BALANCES, few, many, _lengths, PROMPT_TOKENS * GROUPS_PER_ROUND, MEDIANS)
+    """Slots and lengths that bring this machine to each balance, from two serial runs and one at what these two say of it."""
+    tried = [_serial(cells, Choice(slots, MEDIAN)) for slots in TRIED]
+    found = {}
+    for name, balance in BALANCES.items():
+        first = _nearest(balance, *tried)
+        near = _serial(cells, first)
+        # A step's time is no straight line from few sequences to many: the nearer of the two runs says more about it.
+        other = min((one for one in tried if one.slots != near.slots), key=lambda one: abs(math.log(one.slots / near.slots)))
+        found[name] = _nearest(balance, near, other)
+    return found
 
 
-def _serial(cells: Cells, slots: int) -> Serial:
-    key = Key(slots, "serial")
+def _nearest(balance: float, one: Serial, other: Serial) -> Choice:
+    return chosen(balance, one, other, _lengths, PROMPT_TOKENS * GROUPS_PER_ROUND, MEDIANS)
+
+
+def _serial(cells: Cells, choice: Choice) -> Serial:
+    key = _key(choice, "serial", 0)
     cells.run(key)
     first = Round(**cells.done[key]["rounds"][1])
-    return Serial(slots, _lengths(MEDIAN), first.rollout, first.train)
+    return Serial(choice.slots, _lengths(choice.median), first.rollout, first.train)
 
 
 def _lengths(median: int) -> list[int]:

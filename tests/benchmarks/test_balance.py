@@ -45,7 +45,7 @@ def test_two_serial_rounds_give_the_step_cost_and_the_slots_and_lengths_of_every
     few, many = serial(2), serial(24)
     assert fit(few, many) == pytest.approx((0.02, 0.001))
     targets = {"1:2": 0.5, "1:1": 1.0, "2:1": 2.0}
-    found = chosen(targets, few, many, at, 1000, (10, 9, 11, 8, 12, 13, 7))
+    found = {name: chosen(target, few, many, at, 1000, (10, 9, 11, 8, 12, 13, 7)) for name, target in targets.items()}
     assert all(more.slots > fewer.slots for more, fewer in pairwise(found.values()))
     for name, target in targets.items():
         todo, base = work(at(found[name].median), found[name].slots), work(lengths, 24)

@@ -20,6 +20,9 @@ class Wire(Protocol):
     def train(self, config: Config, *, resume: bool, on_progress: OnProgress) -> Outcome:
         """Run to the end, a stop or a failure."""
 
+    def check_data(self, config: Config) -> None:
+        """Raise for a task's file that cannot be read or lacks a column."""
+
     def evaluate(self, config: Config, model: str, *, on_progress: OnProgress) -> EvalResult:
         """Score a model, or the last model of a run, on `eval.task`."""
 

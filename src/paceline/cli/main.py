@@ -230,6 +230,8 @@ def _eval_config(model: str, config: Path | None) -> Path:
 
 
 def _print_plan(config: Config) -> None:
+    if any(task.kind == "file" for task in task_sections(config).values()):
+        wire().check_data(config)
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140

@@ -457,16 +457,23 @@ def trainer_body(config: Config) -> WorkerBody:
     return TrainerBody(trainer)
 
 
-def data_body(config: Config) -> WorkerBody:
-    """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
-    from paceline.cli.contents import contents
-    from paceline.cli.data import DataBody, placed
+def check_data(config: Config) -> None:
+    """Raise for a task's file that cannot be read or lacks a column, before anything heavy is loaded."""
+    from paceline.cli.data import placed
     from paceline.tasks.files import check_columns
 
     for section, task in task_sections(config).items():
         if task.kind == "file":
             with placed(section):
-                check_columns(task)  # before a tokenizer and torch are loaded, which takes seconds
+                check_columns(task)
+
+
+def data_body(config: Config) -> WorkerBody:
+    """Factory of the worker that reads and renders tasks: tokenizers load torch, so it is not the controller's work."""
+    from paceline.cli.contents import contents
+    from paceline.cli.data import DataBody
+
+    check_data(config)
     if _emulates(config):
         from paceline.tasks.synthetic import SyntheticTokenizer
 
