@@ -16,7 +16,7 @@ from evidence import Quiet
 from lengths import REWARD, Lengths, workers
 from paceline.cli import wire
 from paceline.config.schema import Config
-from paceline.core.commands import Note
+from paceline.core.commands import SetFrontier
 from paceline.runtime.ledger import LedgerReader
 
 MEDIAN = 12
@@ -174,7 +174,7 @@ def _frontiers(directory: Path) -> list[str]:
         records = [record.value for lineage in reader.lineages() for record in reader.records(lineage.id)]
     finally:
         reader.close()
-    return [value.message for value in records if isinstance(value, Note) and value.message.startswith("frontier")]
+    return [value.words for value in records if isinstance(value, SetFrontier)]
 
 
 def _told(key: Key, cell: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from paceline.core import events as e
 from paceline.core.account import Account, Row, account
 from paceline.core.account.causes import ROLLOUT, TRAINER, empty_slot, trainer
 from paceline.core.account.members import OPEN, READY, TAKEN
-from paceline.core.account.tally import Tally, Window, mean, shares
+from paceline.core.account.tally import Moment, Tally, Window, mean, shares
 from paceline.core.machine import Machine
 from paceline.core.schedule import Preset, Resume, Schedule
 from paceline.sim import cases
@@ -337,6 +337,15 @@ def test_a_trainer_for_which_nothing_is_under_way_waits_for_rollout() -> None:
     fold = Account(schedule("serial"))
     fold.feed(e.InstanceUp(InstanceInfo("a", 8)), 0.0)
     assert trainer(fold.scene) == "rollout"
+
+
+def test_a_level_has_its_mean_over_time_and_the_largest_value_that_lasted() -> None:
+    tally = Tally()
+    tally.spend(2.0, Moment("train", (("decode", 4),), (), (3, 0, 0, 1, 4, 1)))
+    tally.spend(6.0, Moment("rollout", (("decode", 8),), (), (1, 0, 0, 0, 8, 1)))
+    assert tally.most == {"in_flight": 3, "trainable": 1, "trajectories": 8, "versions": 1}
+    assert [tally.mean_level(name) for name in ("in_flight", "trainable", "trajectories", "open")] == [1.5, 0.25, 7.0, 0.0]
+    assert (tally.trainer, tally.slots) == ({"train": 2.0, "rollout": 6.0}, {"decode": 56.0})
 
 
 def test_an_empty_stretch_has_no_shares_and_means_of_zero() -> None:

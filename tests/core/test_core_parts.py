@@ -89,7 +89,10 @@ def test_frontiers_from_u_to_r_are_tried_and_of_those_that_are_near_the_best_the
     plan = load([[10] * 4] * 32, groups_per_update=2, slots=200)
     assert candidates(plan) == [2, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24, 30, 32]
     assert candidates(load([[10] * 4] * 2, groups_per_update=2)) == [2]
-    assert choose(plan) == (32, 10.0, 10.0)
+    chosen, forecast = choose(plan)
+    assert (chosen, forecast.seconds, forecast.fifo_seconds, forecast.rounds) == (32, 10.0, 10.0, 1)
+    assert "by the lengths of the last round (" in str(forecast)
+    assert "by the lengths of the last 2 rounds (" in str(dataclasses.replace(forecast, rounds=2))
 
 
 def test_a_slow_trainer_needs_few_groups_in_flight_and_a_fast_one_many() -> None:
@@ -123,6 +126,9 @@ def test_a_meter_fits_the_decode_cost_from_reports_and_says_so_when_it_cannot() 
     assert found is not None
     assert (found.decode.base, found.decode.per_sequence) == (pytest.approx(0.02), pytest.approx(0.001))
     assert (found.rounds, found.group_seconds, found.groups_per_dispatch) == ((((100, 150), (80,)),), 1.5, 1)
+    strict = measured((8, 0.028), (16, 0.036)).load(dataclasses.replace(PLAN, refill="group"), 64, 1)
+    assert strict is not None
+    assert (found.by_group, strict.by_group) == (False, True)
     assert measured((8, 0.028), (16, 0.036)).load(PLAN, 0, 0) is None  # nothing is up
 
 
@@ -133,6 +139,15 @@ def test_a_step_has_a_base_and_never_gets_faster_with_more_sequences_whatever_th
     assert falling is not None
     assert (steep.decode.base, steep.decode.step(12, 0)) == (pytest.approx(0.0015), pytest.approx(0.03))
     assert (falling.decode.base, falling.decode.per_sequence) == (pytest.approx(0.04), pytest.approx(0.0))
+
+
+def test_a_round_counts_twice_as_much_for_the_trainer_s_time_as_the_one_before() -> None:
+    meter = measured((8, 0.028), (16, 0.036))  # 2 groups in 3 s
+    meter.dispatch(2, 1.0)
+    meter.new_round()
+    found = meter.load(PLAN, 64, 1)
+    assert found is not None
+    assert found.group_seconds == pytest.approx((3.0 / 2 + 1.0) / (2 / 2 + 2))
 
 
 def test_a_meter_remembers_two_rounds_and_the_last_cost_that_it_could_fit() -> None:

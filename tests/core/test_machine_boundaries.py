@@ -1,5 +1,7 @@
 """Evaluations, checkpoints, stops, failures of commands, waits and warnings."""
 
+from dataclasses import asdict
+
 import pytest
 from tests.core.hand import schedule
 from tests.core.script import Script, admitted, kinds
@@ -229,7 +231,9 @@ def test_time_never_runs_backwards() -> None:
 def test_the_automatic_frontier_is_fifo_first_and_then_chosen_from_what_was_measured() -> None:
     s = Script(schedule("pipelined", u=1, d=1, r=8, group_size=1, total_updates=16, frontier="auto", no_signal="keep"))
     s.begin("a", slots=8)
-    assert s.of(c.Note)[0].message == "frontier of round 1: unlimited, nothing is measured yet"
+    (first,) = s.of(c.SetFrontier)
+    assert (first.round, first.groups, first.forecast) == (1, None, None)
+    assert first.words == "frontier of round 1: unlimited, nothing is measured yet"
     assert len(admitted(s.prompts())) == 8
     s.feed(e.InstanceReport("a", 0, 8 / 0.08, 8, 0))
     s.feed(e.InstanceReport("a", 0, 2 / 0.05, 2, 0))
@@ -240,8 +244,14 @@ def test_the_automatic_frontier_is_fifo_first_and_then_chosen_from_what_was_meas
         s.now += 0.3  # slower than one group in flight is generated: 5 tokens at 45 ms
         s.consumed()
         s.updated()
-    assert s.of(c.Note)[1].message == (
-        "frontier of round 2: F = 2, 2.65 s by the lengths of the last 1 rounds (fifo 2.8 s), "
+    _, second = s.of(c.SetFrontier)
+    assert (second.round, second.groups) == (2, 2)
+    assert second.forecast is not None
+    assert asdict(second.forecast) == pytest.approx(
+        {"seconds": 2.65, "fifo_seconds": 2.8, "rounds": 1, "step_seconds": 0.04, "sequence_seconds": 0.005, "group_seconds": 0.3}
+    )
+    assert second.words == (
+        "frontier of round 2: F = 2, 2.65 s by the lengths of the last round (fifo 2.8 s), "
         "steps 0.04 s + 0.005 s per sequence, training 0.3 s per group"
     )
 
@@ -260,7 +270,22 @@ def test_the_automatic_frontier_counts_the_optimizer_step_as_training() -> None:
             s.consumed()
             s.now += step
             s.updated()
-        assert s.of(c.Note)[1].message.startswith(f"frontier of round 2: F = {chosen}, "), step
+        assert [command.groups for command in s.of(c.SetFrontier)] == [None, chosen], step
+
+
+def test_the_automatic_frontier_counts_dispatches_with_and_without_a_step() -> None:
+    s = Script(schedule("pipelined", u=2, d=1, group_size=1, total_updates=2, frontier="auto", no_signal="keep"))
+    s.begin("a", slots=2)
+    s.prompts()
+    s.feed(e.InstanceReport("a", 0, 2 / 0.08, 2.0, 0))
+    s.feed(e.InstanceReport("a", 0, 1 / 0.05, 1.0, 0))
+    for group in range(2):
+        s.serve(group)
+    s.now += 0.1
+    s.consumed()
+    s.now += 0.5
+    s.updated()
+    assert s.last(c.SetFrontier).forecast.group_seconds == pytest.approx(0.3)
 
 
 def test_an_instance_that_comes_up_again_without_a_loss_has_lost_its_work() -> None:

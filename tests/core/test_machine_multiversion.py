@@ -59,6 +59,27 @@ def test_an_instance_that_holds_two_versions_serves_them_side_by_side() -> None:
     assert [x for x in out if isinstance(x, c.LoadWeights)] == [c.LoadWeights(s.last(c.LoadWeights).id, "a", 2, "none", 0)]
 
 
+def test_an_instance_with_fewer_places_than_versions_serves_the_oldest_and_the_newest_waits_for_a_place() -> None:
+    s = multi(version_window=3, group_size=2)
+    s.begin("a", slots=3, versions_held=2)
+    s.prompts()
+    s.serve(0, 2)
+    s.updated()
+    s.published()
+    s.prompts()
+    s.live()
+    assert admitted(s.finish(1, 0)) == [(2, 1, 0, "a", 0)]
+    assert [a[:2] for a in admitted(s.finish(1, 1))] == [(3, 0)]  # of version 1, and its second sample waits
+    s.reward(1)
+    s.updated()
+    assert s.published() == []  # version 2: both places are taken
+    assert s.prompts() == []
+    assert admitted(s.finish(2, 0)) == [(3, 1, 0, "a", 1)]
+    out = s.finish(2, 1)
+    assert out[1:] == [c.LoadWeights(out[1].id, "a", 2, "none", 0)]
+    assert admitted(s.live()) == [(4, 0, 0, "a", 2)]
+
+
 def updated_once(exports_kv: bool = False, **values: Any) -> Script:
     """Groups 0 and 1 trained; group 2 runs on a and group 3 on b, each beside a free slot, under version 0."""
     s = multi(u=2, upp=1, **values)
@@ -214,11 +235,24 @@ def test_an_instance_that_reports_idle_is_settled_and_one_that_is_not_is_left_al
 
 
 def test_the_timer_rebalances_at_its_period() -> None:
-    s = updated_once(rebalance_seconds=10.0)
-    s.published()
+    s = multi(u=6, rebalance_seconds=10.0)
+    s.begin("a", "b", "c", slots=4, exports_kv=True)
+    s.prompts()
+    for group in range(6):
+        s.serve(group)
+    s.updated()
+    s.prompts()
+    for move in s.published():  # six groups of each version: b and c keep version 0 and take the work of a
+        s.feed(e.Migrated(move.id, move.trajectories))
+    assert len(admitted(s.live("a"))) == 4
+    s.finish(7)
+    s.finish(8)  # now one instance is enough for version 0, but none ran empty
     assert s.feed(e.Timer(), 9.0) == []
-    assert s.feed(e.Timer(), 10.0) == []
-    assert kinds(s.finish(2)) == ["Materialize", "LoadWeights"]
+    (move,) = s.feed(e.Timer(), 10.0)
+    assert (move.trajectories, move.source, move.target, move.version) == (((10, 0), (6, 0)), "b", "c", 0)
+    assert s.feed(e.Timer(), 20.0) == [], "it is on its way"
+    (load,) = s.feed(e.Migrated(move.id, move.trajectories))
+    assert (load.instance, load.version, load.replaces) == ("b", 1, 0)
 
 
 def test_a_move_that_is_answered_twice_moves_once() -> None:

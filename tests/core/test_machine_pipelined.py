@@ -98,7 +98,7 @@ def _finished(admit: c.Admit) -> object:
 
 
 def test_survivors_train_when_a_sample_is_given_up_and_a_single_survivor_does_not() -> None:
-    s = Script(schedule("pipelined", u=2, d=1, group_size=3, attempts=1, on_failure="drop_sample"))
+    s = Script(schedule("pipelined", u=3, d=1, group_size=3, attempts=1, on_failure="drop_sample"))
     s.begin()
     s.prompts()
     s.fail(0, 1)
@@ -108,6 +108,9 @@ def test_survivors_train_when_a_sample_is_given_up_and_a_single_survivor_does_no
     s.fail(1, 1)
     out = s.finish(1, 2)
     assert (out[0].state, out[0].why) == ("failed", "2 of 3 samples failed")
+    s.fail(2, 0)
+    s.fail(2, 1)
+    assert s.fail(2, 2) == [c.Terminal(s.last(c.Terminal).id, 2, "failed", "3 of 3 samples failed")]
 
 
 def test_a_group_given_up_aborts_its_running_samples_and_their_slots_wait_for_the_answer() -> None:

@@ -69,16 +69,16 @@ def test_unfinished_work_goes_on_under_new_weights(how: str) -> None:
 
 
 def test_drain_admits_nothing_once_a_publish_is_due_and_loads_when_the_instance_is_empty() -> None:
-    s = stream(staleness=1, at_publish="drain", group_size=2)
-    s.begin("a", slots=3)
-    s.prompts()  # group 0 and the first sample of group 1
-    s.finish(0, 0)  # its slot takes the second sample of group 1
+    s = stream(staleness=2, at_publish="drain", group_size=2)
+    s.begin("a", slots=2)
+    s.prompts()  # groups 0 to 2, all within the bound; group 0 runs
+    s.finish(0, 0)  # its slots take group 1
     s.finish(0, 1)
-    assert kinds(s.reward(0)) == ["Dispatch"]
+    assert kinds(s.reward(0)) == ["Dispatch"]  # it ends in a step: a publish is due
+    assert s.finish(1, 0) == []
     s.updated()
     assert s.prompts() == []
     assert s.published() == []
-    assert s.finish(1, 0) == []
     out = s.finish(1, 1)
     assert kinds(out) == ["Materialize", "LoadWeights"]
     assert (out[1].version, out[1].unfinished) == (1, "none")
@@ -188,15 +188,16 @@ def test_groups_that_got_too_old_are_no_sign_of_a_verifier_that_judges_all_alike
 
 
 def test_no_group_starts_while_the_buffer_is_full() -> None:
-    s = stream(staleness=3, buffer_groups=1, at_publish="keep")
+    s = stream(staleness=4, buffer_groups=1, at_publish="keep")
     s.begin("a", slots=2)
-    s.prompts()  # 4 groups, 2 run
+    s.prompts()  # 5 groups, 2 run
     assert kinds(s.serve(0)) == ["Dispatch"]
     assert kinds(s.finish(1)) == ["Materialize", "Admit"]
     assert s.reward(1) == []
-    assert s.finish(2)[1:] == []  # the buffer holds group 1
+    assert kinds(s.finish(2)) == ["Materialize"]  # group 4 waits: the buffer holds group 1
     s.updated()
-    assert kinds(s.published())[:2] == ["LoadWeights", "Dispatch"]
+    assert kinds(s.published()) == ["LoadWeights", "Dispatch"]  # group 1 leaves the buffer
+    assert admitted(s.live()) == [(4, 0, 0, "a", 1)]
 
 
 def test_group_granularity_starts_a_group_only_where_it_fits_whole() -> None:

@@ -257,7 +257,13 @@ BROKEN = [
     (4, "the recorded staleness is too small", "streaming", change(c.Dispatch, 1, staleness=(0,))),
     (4, "the recorded staleness in updates is too small", "streaming", change(c.Dispatch, 1, staleness_updates=(0,))),
     (4, "no staleness is recorded", "streaming", change(c.Dispatch, 1, staleness=())),
-    (4, "a group is staler than the bound", "multiversion", insert(c.Dispatch, c.Publish(40, 2, 1), at=1)),
+    (4, "a group is staler than recorded", "multiversion", insert(c.Dispatch, c.Publish(40, 2, 1), at=1)),
+    (
+        4,
+        "a group is staler than the bound, and says so",
+        "multiversion",
+        all_of(insert(c.Dispatch, c.Publish(40, 2, 1), at=1), change(c.Dispatch, 1, staleness=(2,))),
+    ),
     (5, "work is admitted before the weights are live", "serial", drop(e.WeightsLive)),
     (5, "work is admitted under weights that the instance does not serve", "serial", change(c.Admit, version=1)),
     (

@@ -29,6 +29,7 @@ from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.ports.rollout import Failure
 from paceline.runtime.audit import audit
 from paceline.runtime.bodies import RolloutBody, TrainerBody
+from paceline.runtime.evaluation import EvalPlan
 from paceline.runtime.ledger import Ledger, LedgerReader
 from paceline.runtime.rundir import RunDir
 from paceline.runtime.session import Lineage, Session, Settings, Workers
@@ -46,6 +47,7 @@ MAX_TOKENS = 16
 STOPS = tuple(range(100, 130))
 """Many ids that end an answer, so that a random model's lengths differ and groups end out of order."""
 SAMPLING = Sampling(MAX_TOKENS, stop_ids=STOPS)
+PROBLEMS = MemoryTask([(f"problem {i}", "") for i in range(5)], name="problems")
 TASK = MemoryTask([(f"question {i}" + "?" * (i % 4), "") for i in range(11)], seed=3)
 Tensors = dict[str, torch.Tensor]
 
@@ -220,7 +222,9 @@ async def _play(root: Path, plan: Schedule, engines: dict[str, dict[str, Any]], 
         settings=Settings(SEED, SAMPLING, dtype, 0.1, 60.0, ("hash",), 60.0, 2, 60.0),
         lineage=Lineage(plan, Resume(), lineage, None, {}),
         task=TASK,
-        eval_plan=None,
+        eval_plan=EvalPlan(tuple(PROBLEMS.prompt(i) for i in range(5)), True, 2, SAMPLING, SEED, ("hash",))
+        if plan.evaluate_every
+        else None,
         store=FileStore(rundir.weights),
         rundir=rundir,
         ledger=ledger,

@@ -3,6 +3,7 @@
 Bounds: gradients 1e-12 relative L2, final weights 1e-9, log-probs 1e-12.
 """
 
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_pipelined_with_one_update_per_round_is_serial(tiny: Path, serial: Playe
     assert_same_training(run, serial)
     if changes.get("frontier") != "auto":  # which follows measured times
         assert consumed(run) != consumed(serial), "the order of consumption differs, the sum does not"
+
+
+@pytest.mark.parametrize("preset", ["serial", "pipelined"])
+def test_an_evaluation_at_every_version_changes_neither_tokens_nor_gradients_nor_weights(
+    tiny: Path, serial: Played, tmp_path: Path, preset: str
+) -> None:
+    run = play(tiny, tmp_path, schedule(preset, groups=6, update=6, rounds=3, evaluate_every=1), slots=24)
+    assert_same_training(run, serial)
+    lines = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["version"], line["greedy"]["count"], line["sampled"]["count"]) for line in lines] == [
+        (version, version, 5, 10) for version in range(4)
+    ]
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "constant"])

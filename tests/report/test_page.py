@@ -133,6 +133,18 @@ def test_an_emulated_run_says_that_its_rewards_are_pretended(tmp_path: Path) -> 
     assert "pretended" not in render(gather(run, 0))
 
 
+def test_the_frontier_that_was_chosen_for_every_round_stands_on_the_page(tmp_path: Path) -> None:
+    chosen = plan(frontier="auto", groups_per_dispatch=1)
+    records = simulate(chosen, World((FakeInstance("rollout-0"),), report=0.05)).records
+    run = keep(tmp_path / "run", chosen, Resume(), records)
+    assert report(run).exit_code == 0
+    page = (run / "report.html").read_text()
+    told = [record.words for _, record in records if isinstance(record, c.SetFrontier)]
+    assert len(told) == 3
+    assert "F = " in told[-1]
+    assert re.findall(r"frontier of round [^<]*", page) == told
+
+
 def test_a_live_run_says_on_its_page_what_it_waits_for(tmp_path: Path) -> None:
     text = render(gather(cut(tmp_path / "run", lambda value: isinstance(value, e.GroupMaterialized)), 0))
     assert "Waited for, when the records end" in text

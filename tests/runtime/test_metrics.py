@@ -99,14 +99,14 @@ def test_a_row_in_which_no_trajectory_ended_claims_no_speed() -> None:
 
 
 def test_a_publish_row_says_what_each_pool_did_as_shares_that_sum_to_one() -> None:
-    tally = Tally(10.0, {"train": 4.0, "rollout": 6.0}, {"decode": 30.0, "window": 10.0}, staleness={0: 3, 2: 1}, migrated=5)
+    tally = Tally(10.0, {"train": 4.0, "rollout": 6.0}, {"decode": 30.0, "window": 10.0}, staleness={0: 3, 2: 1}, migrated=5, prefilled=7)
     tally.level_seconds, tally.most = {"trainable": 15.0}, {"trainable": 4}
     row = publish_metrics(Row("publish", 2, 20.0, tally, Window(12.0, 5.0, 4.0, 1.0), 20.0, 0.0))
     assert (row["trainer/train"], row["trainer/rollout"]) == (0.4, 0.6)
     assert (row["rollout/decode"], row["rollout/window"], row["rollout/frontier"]) == (0.75, 0.25, 0)
     assert sum(value for name, value in row.items() if name.startswith("trainer/")) == 1
     assert (row["groups/trainable/mean"], row["groups/trainable/max"], row["groups/consumed"]) == (1.5, 4, 4)
-    assert (row["staleness/0"], row["staleness/2"], row["migrations"]) == (3, 1, 5)
+    assert (row["staleness/0"], row["staleness/2"], row["migrations"], row["migrations/prefilled_tokens"]) == (3, 1, 5, 7)
     assert row["rollout_to_train_end_seconds"] == 7
 
 

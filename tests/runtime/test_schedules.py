@@ -17,6 +17,7 @@ from paceline.core.codec import COMMANDS
 from paceline.core.commands import Abort, Admit, Checkpoint, Dispatch, LoadWeights, Publish, Stop, Terminal
 from paceline.core.events import CommandFailed, InstanceLost, InstanceUp, WeightsLive
 from paceline.runtime.audit import audit
+from paceline.runtime.rundir import RunDir
 from paceline.types.progress import Progress
 from paceline.types.records import Request
 
@@ -61,7 +62,9 @@ def clean(run: Run) -> bool:
 
 @every_schedule
 async def test_a_run_trains_whole_groups_once_and_its_ledger_replays(name: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, scheduled(name, total_updates=8))
+    stored: list[int] = []
+    weights = RunDir(tmp_path).weights
+    run = Run(tmp_path, scheduled(name, total_updates=8), watch=lambda progress: stored.append(len(os.listdir(weights))))
     assert (await run.go()).ok
     assert clean(run)
     assert [row["update/groups"] for row in run.rows()] == [2] * 8
@@ -69,6 +72,8 @@ async def test_a_run_trains_whole_groups_once_and_its_ledger_replays(name: str, 
     assert len(set(trained)) == len(trained) == 16
     assert [(row["group"], row["sample"]) for row in trajectories(run)] == [(g, s) for g in sorted(trained) for s in range(2)]
     assert run.records(Abort) == [], "a publish costs no request"
+    assert run.records(Publish)[-1].version == 8
+    assert max(stored) <= 4, "versions that nothing needs leave the store"
 
 
 def test_everything_that_the_machine_commands_is_performed(tmp_path: Path) -> None:

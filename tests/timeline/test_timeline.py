@@ -377,9 +377,10 @@ def test_an_over_stale_group_is_drawn_as_retried_and_again() -> None:
     assert retried & {span.group for span in of(GroupSpan, told) if span.outcome == "trained"}
 
 
-def test_warnings_notes_and_the_end_are_marked() -> None:
+def test_warnings_frontiers_and_the_end_are_marked() -> None:
     told = Told()
-    told(1.0, c.Warn(1, "slow"), c.Note(2, "F = 4"), c.Stop(3, "done"), c.Evaluate(4, 0, 0))
+    frontier = c.SetFrontier(2, 3, 4, None)
+    told(1.0, c.Warn(1, "slow"), frontier, c.Stop(3, "done"), c.Evaluate(4, 0, 0))
     found = told.close()
-    assert [(m.kind, m.text) for m in of(Mark, found)][2:] == [("warning", "slow"), ("note", "F = 4"), ("stop", "done")]
+    assert [(m.kind, m.text) for m in of(Mark, found)][2:] == [("warning", "slow"), ("frontier", frontier.words), ("stop", "done")]
     assert of(EvaluationSpan, found) == [EvaluationSpan(0, 1.0, 1.0)]

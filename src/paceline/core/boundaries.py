@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.core.admission import Admission
-from paceline.core.commands import Checkpoint, Dispatch, Note, Publish, Stop
-from paceline.core.frontier import Meter, decide
+from paceline.core.commands import Checkpoint, Dispatch, Publish, SetFrontier, Stop
+from paceline.core.frontier import Meter, choose
 from paceline.core.intake import Intake
 from paceline.core.loading import Loading
 from paceline.core.placement import Placement
@@ -93,12 +93,12 @@ class Boundaries:
         self._admission.frontier = self._choose_frontier() if frontier == AUTO else frontier
 
     def _choose_frontier(self) -> int | None:
-        """The frontier of the round that begins, by the rounds before; told in a Note."""
+        """The frontier of the round that begins, by the rounds before: unlimited while too little of them is known."""
         m, instances = self._m, self._m.fleet.instances
         self.meter.new_round()
         load = self.meter.load(m.schedule, sum(i.info.slots for i in instances.values()), len(instances))
-        frontier, message = decide(load, self._intake.rounds)
-        m.out.tell(Note(m.out.next_id(), message))
+        frontier, forecast = choose(load) if load is not None else (None, None)
+        m.out.tell(SetFrontier(m.out.next_id(), self._intake.rounds, frontier, forecast))
         return frontier
 
     def published(self) -> None:

@@ -14,11 +14,13 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.commands import Command
 from paceline.core.events import Event
+from paceline.core.frontier import Forecast
 from paceline.types.errors import RecordError
 from paceline.types.weights import InstanceInfo
 
 SCHEMA = 1
-"""Grows when a kind or a field changes its meaning; records of another schema are refused."""
+"""Grows when a kind changes its meaning; records of another schema are refused. A kind that comes, goes or gets other fields needs no
+new schema: a version of paceline that does not know it refuses the record by its name, and reads all ledgers that have none of it."""
 
 Reader = Callable[[Any], Any]
 T = TypeVar("T")
@@ -46,7 +48,7 @@ def decode(raw: object) -> Event | Command:
         raise RecordError(f"record of schema {raw.get('v')!r}; this version of paceline reads schema {SCHEMA}")
     kind = EVENTS.get(str(raw.get("kind"))) or COMMANDS.get(str(raw.get("kind")))
     if kind is None:
-        raise RecordError(f"unknown kind {raw.get('kind')!r}; known are {sorted(EVENTS | COMMANDS)}")
+        raise RecordError(f"unknown kind {raw.get('kind')!r}; this version of paceline knows {sorted(EVENTS | COMMANDS)}")
     record: Event | Command = _build(kind, {name: value for name, value in raw.items() if name not in ("v", "kind")})
     return record
 
@@ -167,6 +169,6 @@ def _reader(hint: Any) -> Reader:
     return _nested(hint)
 
 
-_RECORDS = (*EVENTS.values(), *COMMANDS.values(), InstanceInfo)
+_RECORDS = (*EVENTS.values(), *COMMANDS.values(), InstanceInfo, Forecast)
 _READERS: dict[type, dict[str, Reader]] = {kind: {n: _reader(h) for n, h in get_type_hints(kind).items()} for kind in _RECORDS}
 _NAMES: dict[type, tuple[str, ...]] = {kind: tuple(readers) for kind, readers in _READERS.items()}

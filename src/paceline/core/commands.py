@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from paceline.core.frontier import Forecast
 from paceline.core.schedule import Resume
 from paceline.types.weights import Unfinished
 
@@ -176,11 +177,22 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Record a decision that no other command shows (the automatic frontier of a round). No answer, nothing to do."""
+class SetFrontier:
+    """The automatic frontier of the round that begins: recorded, since no other command shows it. No answer, nothing to do."""
 
     id: int
-    message: str
+    round: int
+    """1-based, counted within the lineage."""
+    groups: int | None
+    """F: at most so many groups' worth of trajectories are in flight; None = unlimited."""
+    forecast: Forecast | None
+    """What F was chosen by; None while nothing is measured yet."""
+
+    @property
+    def words(self) -> str:
+        """The decision as a sentence."""
+        chosen = "unlimited" if self.groups is None else f"F = {self.groups}"
+        return f"frontier of round {self.round}: {chosen}, {self.forecast or 'nothing is measured yet'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +219,7 @@ Command = (
     | Evaluate
     | Checkpoint
     | Warn
-    | Note
+    | SetFrontier
     | Stop
 )
 

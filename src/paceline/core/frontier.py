@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,35 +105,40 @@ def candidates(load: Load) -> list[int]:
     return tried
 
 
-def choose(load: Load) -> tuple[int, float, float]:
-    """F, the seconds of a round with it, and those of fifo, on average over the rounds before.
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a choice was made by, in seconds: rounds are means over those gone through."""
+
+    seconds: float
+    """A round with the frontier chosen, from its start to the end of its training."""
+    fifo_seconds: float
+    """The same round without a frontier."""
+    rounds: int
+    """Rounds gone through."""
+    step_seconds: float
+    """A decode step without sequences."""
+    sequence_seconds: float
+    """What each sequence adds to it."""
+    group_seconds: float
+    """Training, per group."""
+
+    def __str__(self) -> str:
+        rounds = "round" if self.rounds == 1 else f"{self.rounds} rounds"
+        spent = f"{self.seconds:.3g} s by the lengths of the last {rounds} (fifo {self.fifo_seconds:.3g} s)"
+        steps = f"steps {self.step_seconds:.3g} s + {self.sequence_seconds:.3g} s per sequence"
+        return f"{spent}, {steps}, training {self.group_seconds:.3g} s per group"
+
+
+def choose(load: Load) -> tuple[int, Forecast]:
+    """F for a round like those before, and what it is chosen by.
 
     The largest F whose time is near the best: too small a frontier costs more than too large a one.
     """
     seconds = {f: sum(round_seconds(load, lengths, f) for lengths in load.rounds) / len(load.rounds) for f in candidates(load)}
     enough = NEAR * min(seconds.values())
     chosen = max(f for f, spent in seconds.items() if spent <= enough)
-    return chosen, seconds[chosen], seconds[load.groups_per_round]
-
-
-_TOLD = re.compile(r"frontier of round \d+: F = (\d+)")
-
-
-def decide(load: Load | None, opened: int) -> tuple[int | None, str]:
-    """F of round number `opened` (None = unlimited: without a load nothing is measured yet), and the message of the Note that tells it."""
-    about = f"frontier of round {opened}"
-    if load is None:
-        return None, f"{about}: unlimited, nothing is measured yet"
-    chosen, seconds, fifo = choose(load)
-    spent = f"{seconds:.3g} s by the lengths of the last {len(load.rounds)} rounds (fifo {fifo:.3g} s)"
-    steps = f"{load.decode.base:.3g} s + {load.decode.per_sequence:.3g} s per sequence"
-    return chosen, f"{about}: F = {chosen}, {spent}, steps {steps}, training {load.group_seconds:.3g} s per group"
-
-
-def noted(message: str) -> int | None:
-    """The F that such a message tells; None = unlimited."""
-    told = _TOLD.match(message)
-    return int(told[1]) if told else None
+    costs = load.decode.base, load.decode.per_sequence, load.group_seconds
+    return chosen, Forecast(seconds[chosen], seconds[load.groups_per_round], len(load.rounds), *costs)
 
 
 class Meter:

@@ -163,11 +163,12 @@ class Machine:
             self._after_slot(instance, sample.version, progress=complete or self._m.leaving is not None)
 
     def _after_slot(self, instance: Instance, version: int, progress: bool) -> None:
-        """A slot became free: more of the same work, or other weights when that was the last."""
+        """A slot became free: more work of what the instance serves, or other weights when that was the last."""
         if progress:
             self._progress()
         else:
-            self._fill(self._m.fleet.lane_of(version))
+            for lane in sorted({self._m.fleet.lane_of(version), *instance.lanes}):
+                self._fill(lane)
         if not instance.held.get(version, 0):
             self._placement.settle(instance)
 

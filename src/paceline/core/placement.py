@@ -78,7 +78,7 @@ class Placement:
         single = [i for i in m.fleet.instances.values() if i.info.versions_held == 1]
         for instance in m.fleet.instances.values():
             if instance.info.versions_held > 1:
-                m.fleet.aim(instance, _side_by_side([v for v, _ in live], instance.info.versions_held))
+                m.fleet.aim(instance, _oldest(live, instance.info.versions_held))
         self._reassign(single, apportion(len(single), live))
         self._loading.load_all()
 
@@ -91,8 +91,7 @@ class Placement:
         givers: list[Instance] = []
         for version, group in by_version.items():
             givers += _spare(group, len(group) - shares.get(version, 0), lacking)
-        # Those that still serve what is lacking come first: their work stays where it is. For the others, the oldest version first.
-        for instance in sorted(givers, key=lambda i: lacking.keys().isdisjoint(i.held)):
+        for instance in givers:  # what it still serves comes first: its work stays where it is; else the oldest version
             version = min(lacking.keys() & instance.held.keys(), default=min(lacking))
             self._m.fleet.aim(instance, (version,))
             decrement(lacking, version)
@@ -110,7 +109,7 @@ class Placement:
         live = self._work()
         held = instance.info.versions_held
         if held > 1:
-            fleet.aim(instance, _side_by_side([v for v, _ in live], held))
+            fleet.aim(instance, _oldest(live, held))
             return
         # Instances that serve several versions at once count for each; they only make the others' shares safer.
         shares = apportion(len(fleet.instances), live)
@@ -251,6 +250,6 @@ def _spare(group: list[Instance], count: int, lacking: dict[int, int]) -> list[I
     return free[: max(0, count)]
 
 
-def _side_by_side(live: list[int], held: int) -> tuple[int, ...]:
-    """Versions for an instance that serves `held` at once: the newest, and the oldest others."""
-    return tuple(live) if len(live) <= held else (*live[: held - 1], live[-1])
+def _oldest(live: list[tuple[int, int]], held: int) -> tuple[int, ...]:
+    """Versions for an instance that serves `held` at once: newer ones wait for a place, or work that has begun would wait for one."""
+    return tuple(version for version, _ in live[:held])

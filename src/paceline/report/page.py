@@ -46,7 +46,7 @@ def render(run: Run, made: datetime | None = None) -> str:
         emulated=pretended(run.config),
         live=run.diagnosis.state == "running",
         debt=debt,
-        decisions=[(item.time, item.text) for item in run.latest.items if isinstance(item, Mark) and item.kind == "note"],
+        decisions=[(item.time, item.text) for item in run.latest.items if isinstance(item, Mark) and item.kind == "frontier"],
         learning=learning,
         evaluations=cards.evaluations(run),
         times=times,

@@ -204,7 +204,7 @@ class Session:
             c.Evaluate: self._in_phase("evaluate", self._evaluate),
             c.Checkpoint: self._in_phase("checkpoint", self._checkpoints.checkpoint),
             c.Terminal: lambda command: self.board.release(command.group),
-            c.Note: lambda command: None,
+            c.SetFrontier: lambda command: None,
             c.Warn: lambda command: self.recorder.notice(command.message),
         }
 

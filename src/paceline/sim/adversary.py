@@ -385,8 +385,8 @@ class Adversary:
         """What must hold between two events, beside the rules."""
         admits = [o for o in self.book.open.values() if type(o) is c.Admit and o.id not in self.book.aborting]
         yield from self.overfull(admits)
-        most = self.schedule.frontier
-        if isinstance(most, int) and len(admits) > most * self.schedule.group_size:
+        most = self.book.frontier
+        if most is not None and len(admits) > most * self.schedule.group_size:
             yield f"{len(admits)} trajectories in flight, F = {most} groups of {self.schedule.group_size}"
         if not self.stopped:
             open_ = set(self.book.open) - self.book.aborting

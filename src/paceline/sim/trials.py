@@ -84,10 +84,10 @@ def broken_promises(schedule: Schedule, trace: Trace, resume: Resume) -> Iterato
             generated[record.group] += 1
             if generated[record.group] > 1 + (schedule.overstale == "retry"):
                 yield f"group {record.group} was generated {generated[record.group]} times"
-        if type(record) is c.Admit and isinstance(schedule.frontier, int):
+        if type(record) is c.Admit and book.frontier is not None:
             flying = len(book.since[c.Admit]) - len(book.aborting)
-            if flying > schedule.frontier * schedule.group_size:
-                yield f"{flying} trajectories in flight, F = {schedule.frontier} groups of {schedule.group_size}"
+            if flying > book.frontier * schedule.group_size:
+                yield f"{flying} trajectories in flight, F = {book.frontier} groups of {schedule.group_size}"
         ending = book.stopping or book.stepped >= schedule.total_updates
         if type(record) is c.Publish and schedule.overstale == "pace" and not ending:
             yield from left_behind(book)

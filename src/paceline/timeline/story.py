@@ -130,7 +130,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at a moment: up, lost, published, stop, note, warning."""
+    """Something that happened at a moment: up, lost, failed, published, frontier, warning, stop."""
 
     time: float
     kind: str
@@ -412,8 +412,11 @@ class Story:
         self._leave(event.command, "failed")
         self._items.append(Mark(self._now, "failed", event.error))
 
-    def _said(self, command: c.Warn | c.Note) -> None:
-        self._items.append(Mark(self._now, "warning" if isinstance(command, c.Warn) else "note", command.message))
+    def _warned(self, command: c.Warn) -> None:
+        self._items.append(Mark(self._now, "warning", command.message))
+
+    def _set_frontier(self, command: c.SetFrontier) -> None:
+        self._items.append(Mark(self._now, "frontier", command.words))
 
     def _stopped(self, command: c.Stop) -> None:
         self._items.append(Mark(self._now, "stop", command.reason))
@@ -436,8 +439,8 @@ _TELLS: dict[type, Callable[[Story, Any], None]] = {
     c.Evaluate: Story._opened,
     c.Migrate: Story._opened,
     c.Terminal: Story._terminal,
-    c.Warn: Story._said,
-    c.Note: Story._said,
+    c.Warn: Story._warned,
+    c.SetFrontier: Story._set_frontier,
     c.Stop: Story._stopped,
     e.TrajectoryFinished: Story._finished,
     e.TrajectoryFailed: Story._failed,

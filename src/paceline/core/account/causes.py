@@ -117,7 +117,7 @@ def drains(schedule: Schedule) -> bool:
 def _held_back(scene: Scene) -> str:
     s = scene.schedule
     if scene.traits.rounds:
-        return "placement" if s.frontier is None else "frontier"
+        return "placement" if scene.frontier is None else "frontier"
     if s.buffer_groups and scene.states[READY] >= s.buffer_groups:
         return "buffer"
     if scene.open[c.Evaluate]:

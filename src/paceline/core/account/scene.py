@@ -12,7 +12,6 @@ from paceline.core import commands as c
 from paceline.core import events as e
 from paceline.core.account.members import FRESH, JUDGED, OPEN, READY, TAKEN, Group, Seat
 from paceline.core.bound import Pace
-from paceline.core.frontier import noted
 from paceline.core.presets import traits
 from paceline.core.schedule import AUTO, Resume, Schedule
 
@@ -302,8 +301,8 @@ class Scene:
     def _stop_requested(self, event: e.StopRequested) -> None:
         self.stopping = True
 
-    def _noted(self, command: c.Note) -> None:
-        self.frontier = noted(command.message)
+    def _set_frontier(self, command: c.SetFrontier) -> None:
+        self.frontier = command.groups
 
 
 _ANSWERED = tuple(kind for kind in c.ANSWERED if kind is not c.Admit)
@@ -326,7 +325,7 @@ _TAKES: dict[type, Callable[[Scene, Any], None]] = {
     c.Terminal: Scene._terminal,
     c.Evaluate: Scene._opened,
     c.Checkpoint: Scene._opened,
-    c.Note: Scene._noted,
+    c.SetFrontier: Scene._set_frontier,
     e.PromptsArrived: Scene._arrived,
     e.DataEnded: Scene._data_ended,
     e.TrajectoryFinished: Scene._finished,

@@ -116,6 +116,9 @@ class Book(Facts):
         self._opened(command)
         self.evaluates = False
 
+    def _set_frontier(self, command: c.SetFrontier) -> None:
+        self.frontier = command.groups
+
     def _stop(self, command: c.Stop) -> None:
         self.stop = command
 
@@ -298,6 +301,7 @@ _TAKES: dict[type, Callable[[Book, Any], None]] = {
     c.Terminal: Book._terminal,
     c.Evaluate: Book._evaluate,
     c.Checkpoint: Book._checkpoint,
+    c.SetFrontier: Book._set_frontier,
     c.Stop: Book._stop,
     e.PromptsArrived: Book._arrived,
     e.DataEnded: Book._data_ended,

@@ -123,6 +123,8 @@ class Facts:
         """Updates at which the next one is due, at the first version that has so many."""
         self.accumulated: tuple[int, ...] = ()
         """Groups consumed for the update that has not stepped."""
+        self.frontier = schedule.frontier if isinstance(schedule.frontier, int) else None
+        """Groups' worth of trajectories that may be in flight; None = unlimited."""
         self.data_ended = False
         self.stopping = ""
         self.unsaved: list[int] = []
