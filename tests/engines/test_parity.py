@@ -55,9 +55,10 @@ def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_pa
     assert largest_gap(small[0], drain(serving), temperature_of) <= 1e-10
 
 
-def test_bfloat16_log_probs_stay_near_those_of_a_full_forward(tmp_path):
-    small = tiny(tmp_path / "m", "bfloat16")
-    serving = engine(small, slots=7)
+@pytest.mark.parametrize("slots", [2, 24])
+def test_bfloat16_log_probs_of_few_rows_and_of_many_stay_near_those_of_a_full_forward(tmp_path, slots):
+    small = tiny(tmp_path / "m", "bfloat16", width=512, heads=8, kv_heads=8)
+    serving = engine(small, slots=slots, page=32)
     serving.submit(workload())
     results = drain(serving)
     gaps = [
@@ -66,7 +67,7 @@ def test_bfloat16_log_probs_stay_near_those_of_a_full_forward(tmp_path):
         if temperature_of(k) >= 0.6
     ]
     assert results[0, 0].columns[LOGPROB].dtype == np.float32
-    assert np.mean(gaps) < 0.03
+    assert np.mean(gaps) < 0.04
 
 
 @pytest.mark.parametrize(("layers", "heads", "kv_heads"), [(1, 4, 4), (2, 4, 1), (3, 8, 2)])

@@ -50,6 +50,22 @@ def test_every_single_parameter_changed_in_place_changes_the_outputs(tmp_path):
             assert not torch.equal(logits(model), before), name
 
 
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lone_row_has_the_bits_and_the_gradients_of_one_of_two(tiny, dtype, train):
+    bits, gradients = [], []
+    for count in (1, 2):
+        model = load(config(tiny, dtype), train=train).model
+        lone = model.hidden(IDS[:1].repeat(count), torch.zeros(count, dtype=torch.long), causal([1] * count, model.shape.scale))
+        bits.append(lone[:1].detach())
+        if train:
+            lone[0].float().sum().backward()
+            gradients.append(model.model.layers[0].mlp.down_proj.weight.grad)
+    assert bits[0].shape == (1, model.shape.width)
+    assert torch.equal(*bits)
+    assert not train or (gradients[0].abs().max() > 0 and torch.equal(*gradients))
+
+
 @pytest.mark.parametrize("implementation", ["slim", "transformers"])
 def test_float32_weights_computed_in_bfloat16_give_the_bits_of_bfloat16_weights(tiny, implementation):
     served = load(config(tiny, "bfloat16", implementation)).model

@@ -10,6 +10,7 @@ of them) is made once per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,11 @@ from torch.nn import functional as F
 
 from paceline.engines.pages import End, PagePool, Span
 from paceline.models.attend import causal
+from paceline.models.kernels import bfloat16_products
 from paceline.models.packed import Attend
+
+_MANY = 200
+"""Lines (`_Decoding`) from which on a bfloat16 model's rows attend by products of bfloat16 numbers: faster, but a call costs more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,8 +156,6 @@ class _End:
     """Of each layer, transposed, [..., d, size]."""
     values: Sequence[torch.Tensor]
     """Of each layer, [..., size, d]."""
-    bias: torch.Tensor
-    """0, or -inf where a page holds no token, [..., 1, size]."""
     queries: torch.Tensor
     scores: torch.Tensor
     weights: torch.Tensor
@@ -176,6 +179,7 @@ class _Decoding:
         places = {end: max(len(use.rows) for use in found) for end, found in uses.items()}
         lines = {end: pool.used(end) * kv_heads * count for end, count in places.items()}
         total = sum(lines.values())
+        self._many = total >= _MANY
         like = torch.empty(0, dtype=pool.dtype, device=pool.device)
         self._queries = like.new_empty(total, repeats * d)
         self._scores = like.new_empty(total * repeats, pool.size)
@@ -185,7 +189,7 @@ class _Decoding:
         self._sums = like.new_full(((total + 1) * repeats,), -torch.inf)
         self._first = (self._scores[:, 0], self._logs[:, 0], self._sums[: total * repeats])
         self._ends: list[_End] = []
-        takes, entries, first = [], [list[tuple[int, int]]() for _ in tracks], 0
+        takes, biases, entries, first = [], [], [list[tuple[int, int]]() for _ in tracks], 0
         for end, found in uses.items():
             rows, bias = _taken(pool, end, found, places[end])
             takes.append((rows[:, None] * kv_heads + torch.arange(kv_heads)[:, None]).flatten())
@@ -193,12 +197,15 @@ class _Decoding:
                 for page in (pool.slot(use.span, index) for index in range(len(use.span.places))):
                     for place, row in enumerate(use.rows):
                         entries[row].append((first + page * kv_heads * places[end] + place, places[end]))
-            self._ends.append(self._end(pool, end, bias, first, places[end]))
+            biases.append(bias.repeat_interleave(kv_heads * places[end] * repeats, dim=0))
+            self._ends.append(self._end(pool, end, first, places[end]))
             first += lines[end]
+        self._bias = torch.cat(biases).to(pool.device)
+        """0, or -inf where a page holds no token."""
         self._take = torch.cat(takes).to(pool.device)
         self._merge = _merging(entries, total, kv_heads, repeats).to(pool.device)
 
-    def _end(self, pool: PagePool, end: End, bias: torch.Tensor, first: int, places: int) -> _End:
+    def _end(self, pool: PagePool, end: End, first: int, places: int) -> _End:
         """Views of one end, whose lines begin at `first`."""
         keys, values = pool.read(end)
         pages, repeats = keys.shape[1], len(self._scores) // len(self._queries)
@@ -207,7 +214,6 @@ class _Decoding:
         return _End(
             keys.transpose(2, 3).unbind(),
             values.unbind(),
-            bias.repeat_interleave(pool.kv_heads, dim=0)[:, None].to(pool.device),
             *(
                 buffer.view(pages, places * repeats, -1)
                 for buffer in (self._queries[lines], self._scores[part], self._logs[part], self._results[part])
@@ -216,10 +222,20 @@ class _Decoding:
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [n, heads, d] -> [n, heads, d]."""
+        wide = self._queries.dtype
+        torch.index_select(q.to(wide).reshape(-1, self._queries.shape[1]), 0, self._take, out=self._queries)
+        with bfloat16_products() if self._many and q.dtype == torch.bfloat16 else nullcontext():
+            self._attend(layer)
         n, heads, d = self._sizes
-        torch.index_select(q.to(self._queries.dtype).reshape(-1, self._queries.shape[1]), 0, self._take, out=self._queries)
+        shares = self._sums.index_select(0, self._merge).view(-1, n * heads, 1).softmax(dim=0)
+        parts = self._results.index_select(0, self._merge).view(-1, n * heads, d)
+        return parts.mul_(shares).sum(dim=0).view(n, heads, d).to(q.dtype)
+
+    def _attend(self, layer: int) -> None:
+        """Results of all lines, and their log-sum-exps, from their queries."""
         for end in self._ends:
-            torch.baddbmm(end.bias, end.queries, end.keys[layer], alpha=self._scale, out=end.scores)
+            torch.bmm(end.queries, end.keys[layer], out=end.scores)
+        torch.add(self._bias, self._scores, alpha=self._scale, out=self._scores)
         torch.log_softmax(self._scores, dim=-1, out=self._logs)
         # A page's first position always holds a token, and there score - log-softmax is the log-sum-exp of the page.
         score, log, total = self._first
@@ -227,9 +243,6 @@ class _Decoding:
         self._logs.exp_()
         for end in self._ends:
             torch.bmm(end.weights, end.values[layer], out=end.results)
-        shares = self._sums.index_select(0, self._merge).view(-1, n * heads, 1).softmax(dim=0)
-        parts = self._results.index_select(0, self._merge).view(-1, n * heads, d)
-        return parts.mul_(shares).sum(dim=0).view(n, heads, d).to(q.dtype)
 
 
 def _taken(pool: PagePool, end: End, uses: Sequence[_Use], places: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -66,7 +66,8 @@ class _Norm(torch.autograd.Function):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of x [T, n, d] by angles [T, 1, d]; pairs are (i, i + d/2); cos and sin are wider than x where x is bfloat16."""
+    """Rotary embedding of x [T, n, d] by angles [T, 1, d]; pairs are (i, i + d/2). The first half of sin has its sign turned; cos and sin
+    are wider than x where x is bfloat16."""
     if _recorded(x):
         turned: torch.Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
         return turned
@@ -75,8 +76,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     wide = x.to(cos.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+    return (wide * cos).add_(wide.roll(x.shape[-1] // 2, -1).mul_(sin)).to(x.dtype)
 
 
 class _Rotation(torch.autograd.Function):
@@ -90,7 +90,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """By the negative angle: both halves of cos and of sin are equal."""
+        """By the negative angle: both halves of cos and, but for the sign, of sin are equal."""
         cos, sin = ctx.saved_tensors
         return _rotated(grads[0], cos, -sin), None, None
 
@@ -179,14 +179,12 @@ class Projection:
         """One of the copied layers: copying parameters one by one takes them apart."""
         return Projection(*copy.deepcopy(self.layers, memo))
 
-    def __call__(self, x: torch.Tensor, make: Make | None = None) -> torch.Tensor:
-        """x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x; with `make` those of make(x).
+    def __call__(self, source: torch.Tensor, make: Make | None = None) -> torch.Tensor:
+        """source x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x; with `make` those of make(x).
 
-        A backward pass then needs x alone and makes make(x) again: for cheap functions whose own gradient keeps x anyway.
+        A lone row may be added up in another order than one of many: let it come twice. With `make` a backward pass needs x alone
+        and makes make(x) again: for cheap functions whose own gradient keeps x anyway.
         """
-        return _in_company(lambda rows: self._product(rows, make), x)
-
-    def _product(self, source: torch.Tensor, make: Make | None) -> torch.Tensor:
         x = source if make is None else make(source)
         weights = [layer.weight for layer in self.layers]
         biases = [layer.bias for layer in self.layers if layer.bias is not None]
@@ -365,7 +363,7 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
     return result
 
 

@@ -194,6 +194,11 @@ class Body(nn.Module):
         self.norm = Norm(spec.shape.width, spec.eps, like)
 
 
+def _of_first(attend: Attend) -> Attend:
+    """For two equal rows, of which the first attends."""
+    return lambda layer, q, k, v: attend(layer, q[:1], k[:1], v[:1]).expand(2, -1, -1)
+
+
 class SlimDecoder(nn.Module):
     """`PackedModel` of the Llama / Qwen family. Weights are uninitialised until `load_tensors`.
 
@@ -219,6 +224,8 @@ class SlimDecoder(nn.Module):
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
+        if len(ids) == 1:  # added up as one of many (`Projection`)
+            return self.hidden(ids.repeat(2), positions.repeat(2), _of_first(attend))[:1]
         cos, sin = self._angles(positions)
         x = lookup(ids, self.model.embed_tokens.weight, self.spec.padding_id, self.compute)
         for block in self.model.layers:
@@ -250,8 +257,8 @@ class SlimDecoder(nn.Module):
         return copy_into(dict(self.named_parameters()), path)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, 1, head_dim]; angles in float32 as in transformers, so that every dtype turns by the same angle."""
-        half = positions[:, None].float() * self.frequencies
-        angles = torch.cat((half, half), dim=-1)[:, None]
+        """As `rotate` wants them, [T, 1, head_dim]; angles in float32 as in transformers, so that every dtype turns by the same angle."""
+        angles = positions[:, None, None].float() * self.frequencies
         wide = torch.float64 if self.compute == torch.float64 else torch.float32
-        return (angles.cos() * self.spec.rope_scale).to(wide), (angles.sin() * self.spec.rope_scale).to(wide)
+        cos, sin = ((part * self.spec.rope_scale).to(wide) for part in (angles.cos(), angles.sin()))
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
