@@ -2,12 +2,14 @@
 
 A cell's figure is the mean rollout-to-train-end of a round: from its first admission to the end of its last update, publish excluded. The
 first round is left out, since nothing is measured before it and auto is fifo there. Regret is the excess over the best fixed F of the cell.
-Beside auto: auto with two reports per round only, and the rule that looks at rates alone (`by_rates`), which is told the truth.
+Beside auto: auto with two reports per round only, and the rule that looks at rates alone (`by_rates`), which is told the truth. The same
+cells come once more with most groups filtered away, and with one update per round, in dispatches.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -38,20 +40,46 @@ class Cell(NamedTuple):
     growth: float
 
 
+class Setting(NamedTuple):
+    """What all cells of a table have in common."""
+
+    update: int = U
+    """Groups per update; a dispatch is of U in any case."""
+    filtered: float = 0.0
+    """Share of the groups that the trainer does not get."""
+
+
+PLAIN = Setting()
+SETTINGS = {"filtered": Setting(filtered=0.6), "one_update": Setting(update=R)}
+"""Beside that one."""
 CELLS = [Cell(*cell) for cell in product((0.5, 1.0, 2.0), (0.5, 1.2), (0.25, 1.0), (0.5, 4.0))]
 
 
-def schedule(frontier: Frontier, refill: Refill = "sample") -> Schedule:
-    """Rounds of R groups, updates and dispatches of U."""
-    return Schedule("pipelined", SIZE, R, U, U, R // U, "dispatch", ROUNDS * (R // U), frontier=frontier, refill=refill)
+def schedule(frontier: Frontier, refill: Refill = "sample", setting: Setting = PLAIN) -> Schedule:
+    """Rounds of R groups, dispatches of U."""
+    per_round = R // setting.update
+    return Schedule(
+        "pipelined",
+        SIZE,
+        R,
+        setting.update,
+        U,
+        per_round,
+        "dispatch",
+        ROUNDS * per_round,
+        frontier=frontier,
+        refill=refill,
+        no_signal="drop",
+    )
 
 
-def world(cell: Cell, seed: int, group_seconds: float, report: float = REPORT_S) -> World:
+def world(cell: Cell, seed: int, group_seconds: float, report: float = REPORT_S, setting: Setting = PLAIN) -> World:
     """One instance, with lengths and step cost of the cell."""
     slots = round(R * SIZE * cell.cap)
     instance = FakeInstance("i0", slots, 1 / BASE_S, cell.growth * BASE_S / slots)
     lengths = Lengths("long_tail", 200, 4000, cell.tail)
-    return World((instance,), seed, lengths=lengths, group_seconds=group_seconds, update_seconds=0.0, report=report)
+    costs = {"group_seconds": group_seconds, "update_seconds": 0.0, "report": report}
+    return World((instance,), seed, lengths=lengths, no_signal=setting.filtered, **costs)
 
 
 def rounds(played: Schedule, trace: Trace) -> list[float]:
@@ -62,10 +90,18 @@ def rounds(played: Schedule, trace: Trace) -> list[float]:
     return [row.window.seconds(row.trained) for row in rows if row.axis == "publish"][1:]
 
 
-def mean(cell: Cell, frontier: Frontier, seeds: int, group_seconds: float, report: float = REPORT_S, refill: Refill = "sample") -> float:
+def mean(
+    cell: Cell,
+    frontier: Frontier,
+    seeds: int,
+    group_seconds: float,
+    report: float = REPORT_S,
+    refill: Refill = "sample",
+    setting: Setting = PLAIN,
+) -> float:
     """Mean over rounds and seeds, seconds."""
-    played = schedule(frontier, refill)
-    worlds = [world(cell, seed, group_seconds, report) for seed in range(seeds)]
+    played = schedule(frontier, refill, setting)
+    worlds = [world(cell, seed, group_seconds, report, setting) for seed in range(seeds)]
     return fmean(fmean(rounds(played, simulate(played, each))) for each in worlds)
 
 
@@ -106,6 +142,23 @@ def row(cell: Cell, seeds: int) -> dict[str, Any]:
     return figures | {"seconds_by_F": {f: round(seconds, 3) for f, seconds in fixed.items()}}
 
 
+def row_of(setting: Setting, cell: Cell, seeds: int) -> dict[str, Any]:
+    """The cell's regrets of fifo and auto in another setting, in per cent of the best fixed F."""
+    spent = cell.balance * mean(cell, None, seeds, 0.0, setting=setting) / (R * (1 - setting.filtered))
+    fixed = {frontier: mean(cell, frontier, seeds, spent, setting=setting) for frontier in FIXED}
+    best = min(fixed, key=lambda f: fixed[f])
+    ways: dict[str, Frontier] = {"fifo": None, "auto": "auto"}
+    regrets = {way: round(100 * (mean(cell, ways[way], seeds, spent, setting=setting) / fixed[best] - 1), 2) for way in ways}
+    print(setting, cell, best, regrets, flush=True)
+    return {**cell._asdict(), "best_F": best, "regret_pct": regrets}
+
+
+def regrets(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and worst regret of each way over the cells."""
+    found = {way: [cell["regret_pct"][way] for cell in cells] for way in cells[0]["regret_pct"]}
+    return {way: {"mean_regret_pct": round(fmean(each), 2), "worst_regret_pct": round(max(each), 2)} for way, each in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
@@ -113,10 +166,10 @@ def main() -> None:
     with measured("frontier-sim", repeats=args.seeds) as figures:
         cells = [row(cell, args.seeds) for cell in CELLS]
         figures |= {"rounds": ROUNDS - 1, "R": R, "U": U, "group_size": SIZE, "report_s": REPORT_S}
-        for way in cells[0]["regret_pct"]:
-            regrets = [cell["regret_pct"][way] for cell in cells]
-            figures[way] = {"mean_regret_pct": round(fmean(regrets), 2), "worst_regret_pct": round(max(regrets), 2)}
-            print(way, figures[way])
+        figures |= regrets(cells)
+        for name, setting in SETTINGS.items():
+            others = [row_of(setting, cell, args.seeds) for cell in CELLS]
+            figures[name] = {**setting._asdict(), **regrets(others), "cells": others}
         figures["cells"] = cells
 
 
