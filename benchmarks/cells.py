@@ -24,7 +24,7 @@ MEDIAN = 12
 GROUPS_PER_ROUND, GROUPS_PER_UPDATE, GROUP_SIZE = 32, 2, 4
 COUNTED = 2
 """Rounds that count, of each run; one more comes before them."""
-FRONTIERS = {"sample": (1, 2, 4), "group": (2, 4)}
+FRONTIERS = {"sample": (1, 2, 4), "group": (1, 2, 4)}
 CORES = {"rollout_threads": 1, "trainer_threads": 1, "rollout_cores": (0,), "trainer_cores": (1,)}
 PIPELINED = {"preset": "pipelined"}
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {

@@ -20,15 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from balance import Choice, Serial, chosen
 from cells import COUNTED, GROUP_SIZE, GROUPS_PER_ROUND, GROUPS_PER_UPDATE, MEDIAN, SCHEDULES, Cells, Key, Round, lengths
 from evidence import ROOT, measured
+from paceline.core.frontier import ends
 
 BALANCES = {"1:2": 1 / 2, "1:1": 1.0, "2:1": 2.0}
 """Rollout time over training time."""
@@ -72,9 +75,21 @@ def _lengths(median: int) -> list[int]:
     return [lengths(median).of(group, sample) for group in groups for sample in range(GROUP_SIZE)]
 
 
-def compared(slots: int) -> list[str]:
-    """Schedules that differ at so many slots: a frontier of at least the slots never binds where single samples refill it."""
-    return [name for name in SCHEDULES if not (name.endswith(" sample") and SCHEDULES[name]["frontier"] * GROUP_SIZE >= slots)]
+def binds(choice: Choice, frontier: int, refill: str = "sample") -> bool:
+    """Whether this frontier ever holds back a sample that fifo would start. Where it never does, the commands are those of fifo."""
+    strict = refill == "group"
+    for first in range(0, (1 + COUNTED) * GROUPS_PER_ROUND, GROUPS_PER_ROUND):
+        groups = [[lengths(choice.median).of(first + g, s) for s in range(GROUP_SIZE)] for g in range(GROUPS_PER_ROUND)]
+        slots, together = min(choice.slots, frontier * GROUP_SIZE), frontier if strict else len(groups)
+        if list(ends(groups, slots, together)) != list(ends(groups, choice.slots, len(groups))):
+            return True
+    return False
+
+
+def compared(choice: Choice) -> list[str]:
+    """Schedules that differ at these slots and lengths."""
+    fixed = {name: one for name, one in SCHEDULES.items() if isinstance(one.get("frontier"), int)}
+    return [name for name in SCHEDULES if name not in fixed or binds(choice, fixed[name]["frontier"], fixed[name]["refill"])]
 
 
 @dataclass(frozen=True)
@@ -95,12 +110,18 @@ class Spread:
 
 
 def balance_figures(cells: Cells, choice: Choice, repeats: int) -> dict[str, Any]:
-    """Every schedule at one balance: ratios are taken round by round, between rounds of the same prompts and lengths."""
-    runs = {name: [cells.done[_key(choice, name, repeat)] for repeat in range(repeats)] for name in compared(choice.slots)}
+    """Every schedule at one balance: ratios are taken round by round, between rounds of the same prompts and lengths.
+
+    Where no frontier that `auto` chose ever held anything back, its runs were fifo's: both rows have the runs of both.
+    """
+    runs = {name: [cells.done[_key(choice, name, repeat)] for repeat in range(repeats)] for name in compared(choice)}
     each = {name: [Round(**one) for run in found for one in run["rounds"][1:]] for name, found in runs.items()}
     serial = each["serial"]
+    free = not any(binds(choice, frontier) for run in runs["auto"] for frontier in _chosen_frontiers(run["frontiers"]))
+    if free:
+        each["fifo"] = each["auto"] = each["fifo"] + each["auto"]
     best = statistics.median(max(one.rollout, one.train) / (one.rollout + one.train) for one in serial)
-    busy = statistics.median(max(one.rollout, one.train) / (was.rollout + was.train) for one, was in zip(each["fifo"], serial, strict=True))
+    busy = statistics.median(max(one.rollout, one.train) / (was.rollout + was.train) for one, was in zip(each["fifo"], cycle(serial)))
     told = {name: _figures(found, serial, each["fifo"], best, busy) for name, found in each.items()}
     fixed = [name for name in each if name == "fifo" or name.startswith("F=")]
     winner = min(fixed, key=lambda name: told[name]["to_serial"]["median"])
@@ -111,7 +132,7 @@ def balance_figures(cells: Cells, choice: Choice, repeats: int) -> dict[str, Any
         "best_possible_change": round(best - 1, 3),
         "best_possible_change_with_both_cores_busy": round(busy - 1, 3),
         "schedules": told,
-        "same_as_fifo": [name for name in SCHEDULES if name not in each],
+        "same_as_fifo": [*(name for name in SCHEDULES if name not in each), *(["auto"] if free else [])],
         "best_fixed": winner,
         "auto_to_best_fixed": asdict(Spread.of(_ratios(each["auto"], each[winner]))),
         "auto_to_fixed_chosen_elsewhere": asdict(Spread.of(_elsewhere({name: each[name] for name in fixed}, each["auto"], serial))),
@@ -121,7 +142,15 @@ def balance_figures(cells: Cells, choice: Choice, repeats: int) -> dict[str, Any
     }
 
 
+def _chosen_frontiers(told: Sequence[str]) -> Iterator[int]:
+    """Every F among the decisions of a run; unlimited is none."""
+    for words in told:
+        if found := re.search(r"F = (\d+)", words):
+            yield int(found[1])
+
+
 def _figures(found: Sequence[Round], serial: Sequence[Round], fifo: Sequence[Round], best: float, busy: float) -> dict[str, Any]:
+    """Pooled runs come one after the other, so their rounds go with those of `serial` over and over."""
     ratio = Spread.of(_ratios(found, serial))
     return {
         "window_seconds": asdict(Spread.of(one.window for one in found)),
@@ -131,13 +160,15 @@ def _figures(found: Sequence[Round], serial: Sequence[Round], fifo: Sequence[Rou
         "share_of_best_with_both_cores_busy": round((1 - ratio.median) / (1 - busy), 3),
         "waiting_before_first_dispatch": asdict(Spread.of(one.waiting_first for one in found)),
         "waiting_all": asdict(Spread.of(one.waiting_all for one in found)),
-        "rollout_seconds_to_serial": asdict(Spread.of(a.rollout / b.rollout for a, b in zip(found, serial, strict=True))),
-        "train_seconds_to_serial": asdict(Spread.of(a.train / b.train for a, b in zip(found, serial, strict=True))),
+        "rollout_seconds_to_serial": asdict(Spread.of(a.rollout / b.rollout for a, b in zip(found, cycle(serial)))),
+        "train_seconds_to_serial": asdict(Spread.of(a.train / b.train for a, b in zip(found, cycle(serial)))),
     }
 
 
 def _ratios(a: Sequence[Round], b: Sequence[Round]) -> list[float]:
-    return [x.window / y.window for x, y in zip(a, b, strict=True)]
+    """As many as the longer of the two has rounds."""
+    many = max(len(a), len(b))
+    return [x.window / y.window for x, y, _ in zip(cycle(a), cycle(b), range(many))]
 
 
 def verdicts(balances: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
@@ -155,18 +186,20 @@ def verdicts(balances: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
 
 
 def _elsewhere(fixed: Mapping[str, Sequence[Round]], auto: Sequence[Round], serial: Sequence[Round]) -> Iterator[float]:
-    """Each window of `auto` over that of the fixed frontier which was best in all the *other* rounds.
+    """Each window of `auto` over that of the fixed frontier which was best in all the *other* rounds, both as ratios to serial.
 
     The winner of several noisy schedules in the very rounds it won looks better than it is; a user who fixes F knows only other rounds.
     """
+    rounds = len(serial)
     to_serial = {name: _ratios(found, serial) for name, found in fixed.items()}
-    for index, window in enumerate(one.window for one in auto):
-        winner = min(fixed, key=lambda name: _without(to_serial[name], index))
-        yield window / fixed[winner][index].window
+    for index, ratio in enumerate(_ratios(auto, serial)):
+        left = index % rounds
+        winner = min(fixed, key=lambda name: _without(to_serial[name], left, rounds))
+        yield ratio / statistics.fmean(to_serial[winner][left::rounds])
 
 
-def _without(ratios: Sequence[float], left: int) -> float:
-    return statistics.median([ratio for index, ratio in enumerate(ratios) if index != left])
+def _without(ratios: Sequence[float], left: int, rounds: int) -> float:
+    return statistics.median([ratio for index, ratio in enumerate(ratios) if index % rounds != left])
 
 
 def _key(choice: Choice, schedule: str, repeat: int) -> Key:
@@ -177,7 +210,7 @@ def whole(cells: Cells, repeats: int) -> None:
     """Run what has not run yet, then write the evidence."""
     with measured("schedules", repeats=repeats) as found:
         each = choices(cells)
-        keys = [_key(choice, name, r) for r in range(repeats) for choice in each.values() for name in compared(choice.slots)]
+        keys = [_key(choice, name, r) for r in range(repeats) for choice in each.values() for name in compared(choice)]
         for key in keys:
             cells.run(key)
         found["setup"] = {
