@@ -328,14 +328,20 @@ def mixed(run: Played) -> int:
 
 
 def regenerated(directory: Path, scratch: Path, run: Played) -> bool:
-    """Whether fresh engines with the weights of each version sample the same tokens again, all groups of the version at once."""
-    for version, groups in by_version(run).items():
+    """Whether fresh engines with the weights of each version sample the same tokens again, all trajectories of the version at once.
+
+    Every trajectory must be of one version; those of a group need not be the same one (streaming).
+    """
+    sampled: dict[int, dict[tuple[int, int], Trajectory]] = {}
+    for trajectory in run.trajectories.values():
+        (version,) = set(trajectory.columns[VERSION].tolist())
+        sampled.setdefault(version, {})[trajectory.group, trajectory.sample] = trajectory
+    for version, own in sampled.items():
         fresh = make_engine(str(directory), f"fresh-{version}", slots=64)
         if version:
             file = scratch / f"again-{version}.safetensors"
             checksum = write_tensors(run.witness.versions[version].items(), file, torch.float64)
             fresh.load(WeightsRef(version=version, fingerprint=checksum), str(file))
-        own = {(t.group, t.sample): t for group in groups for t in group.trajectories}
         fresh.submit([Request(g, s, 1, t.prompt_ids, SAMPLING, seed=SEED, version=version) for (g, s), t in own.items()])
         again: list[Trajectory | Failure] = []
         while len(again) < len(own):
