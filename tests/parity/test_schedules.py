@@ -166,7 +166,7 @@ STALE = {
 
 
 @pytest.mark.parametrize("name", STALE)
-def test_with_staleness_each_group_is_sampled_by_one_version_and_weights_of_the_correction_measure_its_age(
+def test_with_staleness_each_answer_is_sampled_by_one_version_and_weights_of_the_correction_measure_its_age(
     tiny: Path, tmp_path: Path, name: str
 ) -> None:
     preset, changes, fleet = STALE[name]
@@ -174,7 +174,8 @@ def test_with_staleness_each_group_is_sampled_by_one_version_and_weights_of_the_
     run = play(tiny, tmp_path / "run", plan, algorithm={"correction": "mask"}, **fleet)
     assert run.stop.ok
     assert run.violations == ()
-    assert len(by_version(run)) > 1
+    if preset == "multiversion":  # samples of a streamed group may start under different versions
+        assert len(by_version(run)) > 1
     assert regenerated(tiny, tmp_path, run)
     assert behaviour_error(tiny, run) <= LOGPROB
     assert run.moved > 0 or name != "moves"
