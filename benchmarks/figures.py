@@ -63,7 +63,8 @@ def schedules(figures: Mapping[str, Any]) -> Figure:
     for axes, (balance, found) in zip(places, balances.items(), strict=True):
         draw_windows(axes, found)
         axes.set_title(f"rollout : training {balance} (here {found['rollout_to_training']:.2f})", fontsize=8.5)
-    figure.supxlabel("rollout-to-train-end over serial, one core each (median, quartiles, rounds)", fontsize=8.5)
+    label = "rollout-to-train-end over serial, one core each (median, quartiles, rounds); dashed: best possible"
+    figure.supxlabel(label, fontsize=8.5)
     return figure
 
 
@@ -78,7 +79,7 @@ def draw_windows(axes: Axes, found: Mapping[str, Any]) -> None:
         axes.text(0.02, place, f"{ratio['median'] - 1:+.0%}", va="center", color="white", fontsize=7.5)
     axes.axvline(1 + found["best_possible_change"], color="black", ls="--", lw=1)
     axes.axvline(1, color=GREY, lw=0.8)
-    axes.set(yticks=range(len(told)), yticklabels=list(told), xlim=(0, 1.25))
+    axes.set(yticks=range(len(told)), yticklabels=list(told), xlim=(0, 1.4))
     axes.tick_params(axis="y", labelsize=7.5)
     axes.invert_yaxis()
 
