@@ -220,6 +220,9 @@ def test_a_plan_looks_for_the_columns_of_every_file(tmp_path: Path) -> None:
     done = call("train", "--dry-run", *own, "task.gold_column=answer", *held_out)
     assert done.exit_code == 2
     assert "[eval.task]" in done.stderr
+    done = call("train", "--dry-run", *own, "task.gold_column=solution", *held_out)
+    assert "'solution'" in done.stderr
+    assert "'problem'" in done.stderr
 
 
 def test_training_prints_one_line_per_update_and_its_end(wire: FakeWire) -> None:

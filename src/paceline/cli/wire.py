@@ -41,7 +41,7 @@ from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
 from paceline.trackers.jsonl import updates
 from paceline.transports.files import FileStore
-from paceline.types.errors import ConfigError
+from paceline.types.errors import ConfigError, DataError
 from paceline.types.progress import Progress
 from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
@@ -458,14 +458,20 @@ def trainer_body(config: Config) -> WorkerBody:
 
 
 def check_data(config: Config) -> None:
-    """Raise for a task's file that cannot be read or lacks a column, before anything heavy is loaded."""
+    """Raise for every task's file that cannot be read or lacks a column, before anything heavy is loaded."""
     from paceline.cli.data import placed
     from paceline.tasks.files import check_columns
 
+    faults: list[ConfigError | DataError] = []
     for section, task in task_sections(config).items():
-        if task.kind == "file":
+        try:
             with placed(section):
-                check_columns(task)
+                if task.kind == "file":
+                    check_columns(task)
+        except (ConfigError, DataError) as fault:
+            faults.append(fault)
+    if faults:
+        raise type(faults[0])("\n".join(map(str, faults))) from faults[0]
 
 
 def data_body(config: Config) -> WorkerBody:
