@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence import Quiet
+from evidence import Quiet, sources
 from lengths import REWARD, Lengths, workers
 from paceline.cli import wire
 from paceline.config.schema import Config
@@ -118,10 +118,11 @@ class Key:
 
 
 class Cells:
-    """Finished runs, one line each. Those of other settings are left alone."""
+    """Finished runs, one line each. Those of other settings or of other code are left alone."""
 
     def __init__(self, runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
+        self._sources = sources()
         self._runs = runs
         self._path = runs / "cells.jsonl"
         lines = self._path.read_text().splitlines() if self._path.exists() else []
@@ -134,7 +135,7 @@ class Cells:
         """A fingerprint of everything that the figures of a cell depend on; empty for a cell that no longer exists."""
         if key["schedule"] not in SCHEDULES:
             return ""
-        text = config(key["slots"], key["schedule"], Path("run")).model_dump_json() + repr(lengths(key["median"]))
+        text = config(key["slots"], key["schedule"], Path("run")).model_dump_json() + repr(lengths(key["median"])) + self._sources
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def run(self, key: Key) -> None:
@@ -167,14 +168,14 @@ class Cells:
         print(_told(key, record), flush=True)
 
 
-def _frontiers(directory: Path) -> list[str]:
-    """What `auto` decided at each round, in its own words."""
+def _frontiers(directory: Path) -> list[tuple[int | None, str]]:
+    """What `auto` decided at each round: F, and the decision in its own words."""
     reader = LedgerReader(directory / "ledger.sqlite")
     try:
         records = [record.value for lineage in reader.lineages() for record in reader.records(lineage.id)]
     finally:
         reader.close()
-    return [value.words for value in records if isinstance(value, SetFrontier)]
+    return [(value.groups, value.words) for value in records if isinstance(value, SetFrontier)]
 
 
 def _told(key: Key, cell: Mapping[str, Any]) -> str:
@@ -183,4 +184,4 @@ def _told(key: Key, cell: Mapping[str, Any]) -> str:
     for one in (Round(**one) for one in cell["rounds"]):
         waits = f"the trainer waits {one.waiting_first:.0%} first, {one.waiting_all:.0%} in all"
         lines.append(f"  window {one.window:.2f} s, rollout {one.rollout:.2f}, train {one.train:.2f}; {waits}")
-    return "\n".join([*lines, *(f"  {text}" for text in cell["frontiers"])])
+    return "\n".join([*lines, *(f"  {words}" for _, words in cell["frontiers"])])

@@ -120,37 +120,56 @@ def by_rates(cell: Cell, seeds: int, group_seconds: float) -> int:
     return next(f for f in range(U, R + 1) if f == R or rate(f) >= enough)
 
 
+class Common(NamedTuple):
+    """What every table has of a cell, in seconds."""
+
+    rollout: float
+    group: float
+    """Training, per group that trains."""
+    fixed: dict[int, float]
+    """A round by F."""
+    ways: dict[str, float]
+    """A round, of fifo and of auto."""
+
+
+def common(cell: Cell, seeds: int, setting: Setting) -> Common:
+    """Play the cell under every fixed F, under fifo and under auto."""
+    rollout = mean(cell, None, seeds, 0.0, setting=setting)
+    spent = cell.balance * rollout / (R * (1 - setting.filtered))
+    fixed = {frontier: mean(cell, frontier, seeds, spent, setting=setting) for frontier in FIXED}
+    asked: dict[str, Frontier] = {"fifo": None, "auto": "auto"}
+    return Common(rollout, spent, fixed, {way: mean(cell, asked[way], seeds, spent, setting=setting) for way in asked})
+
+
+def told(cell: Cell, found: Common, ways: Mapping[str, float]) -> dict[str, Any]:
+    """The cell's best fixed F, and the regrets in per cent of it."""
+    best = min(found.fixed, key=lambda f: found.fixed[f])
+    regret = {way: round(100 * (seconds / found.fixed[best] - 1), 2) for way, seconds in ways.items()}
+    figures = {**cell._asdict(), "rollout_s": round(found.rollout, 3), "best_F": best, "best_s": round(found.fixed[best], 3)}
+    print(figures, regret, flush=True)
+    return figures | {"regret_pct": regret}
+
+
 def row(cell: Cell, seeds: int) -> dict[str, Any]:
-    """The cell's figures: seconds by F, and the regrets of each way to choose, in per cent of the best fixed F."""
-    rollout = mean(cell, None, seeds, 0.0)
-    spent = cell.balance * rollout / R
-    fixed = {frontier: mean(cell, frontier, seeds, spent) for frontier in FIXED}
-    strict = {frontier: mean(cell, frontier, seeds, spent, refill="group") for frontier in (U, *FIXED[3::3])}
-    rule = by_rates(cell, seeds, spent)
+    """The plain cell's figures: seconds by F, and the regrets of each way to choose."""
+    found = common(cell, seeds, PLAIN)
+    strict = {frontier: mean(cell, frontier, seeds, found.group, refill="group") for frontier in (U, *FIXED[3::3])}
+    rule = by_rates(cell, seeds, found.group)
     ways = {
-        "fifo": mean(cell, None, seeds, spent),
-        "auto": mean(cell, "auto", seeds, spent),
-        "auto_rare_reports": mean(cell, "auto", seeds, spent, report=rollout / 2),
-        "by_rates": mean(cell, rule, seeds, spent),
+        **found.ways,
+        "auto_rare_reports": mean(cell, "auto", seeds, found.group, report=found.rollout / 2),
+        "by_rates": mean(cell, rule, seeds, found.group),
         "strict_U": strict[U],
         "strict_best": min(strict.values()),
     }
-    best = min(fixed, key=lambda f: fixed[f])
-    figures = {**cell._asdict(), "rollout_s": round(rollout, 3), "best_F": best, "by_rates_F": rule, "best_s": round(fixed[best], 3)}
-    figures["regret_pct"] = {way: round(100 * (seconds / fixed[best] - 1), 2) for way, seconds in ways.items()}
-    print(figures, flush=True)
-    return figures | {"seconds_by_F": {f: round(seconds, 3) for f, seconds in fixed.items()}}
+    by_frontier = {f: round(seconds, 3) for f, seconds in found.fixed.items()}
+    return told(cell, found, ways) | {"by_rates_F": rule, "seconds_by_F": by_frontier}
 
 
 def row_of(setting: Setting, cell: Cell, seeds: int) -> dict[str, Any]:
-    """The cell's regrets of fifo and auto in another setting, in per cent of the best fixed F."""
-    spent = cell.balance * mean(cell, None, seeds, 0.0, setting=setting) / (R * (1 - setting.filtered))
-    fixed = {frontier: mean(cell, frontier, seeds, spent, setting=setting) for frontier in FIXED}
-    best = min(fixed, key=lambda f: fixed[f])
-    ways: dict[str, Frontier] = {"fifo": None, "auto": "auto"}
-    regrets = {way: round(100 * (mean(cell, ways[way], seeds, spent, setting=setting) / fixed[best] - 1), 2) for way in ways}
-    print(setting, cell, best, regrets, flush=True)
-    return {**cell._asdict(), "best_F": best, "regret_pct": regrets}
+    """The cell's figures in another setting: the regrets of fifo and auto."""
+    found = common(cell, seeds, setting)
+    return told(cell, found, found.ways)
 
 
 def regrets(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

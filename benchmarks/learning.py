@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evidence import ROOT, measured
+from evidence import ROOT, measured, sources
 from paceline.cli import wire
 from paceline.core.commands import Dispatch
 from paceline.runtime.ledger import LedgerReader
@@ -51,11 +51,12 @@ LAST = 8
 
 
 def learn(name: str, seed: int, runs: Path, updates: int) -> dict[str, Any]:
-    """One run, unless its file is there."""
+    """One run, unless its file is there, made by this code."""
     path = runs / f"{name.replace(' ', '-')}-{seed}.json"
+    asked = {"updates": updates, "overrides": [*COMMON, *SCHEDULES[name]], "sources": sources()}
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
-        if found["updates"] == updates and found["overrides"] == [*COMMON, *SCHEDULES[name]]:
+        if all(found.get(key) == value for key, value in asked.items()):
             return found
     directory = path.with_suffix("")
     shutil.rmtree(directory, ignore_errors=True)
@@ -68,8 +69,7 @@ def learn(name: str, seed: int, runs: Path, updates: int) -> dict[str, Any]:
     with path.with_suffix(".log").open("w") as log:
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=log)
     found = {
-        "updates": updates,
-        "overrides": [*COMMON, *SCHEDULES[name]],
+        **asked,
         "seconds": round(time.monotonic() - started),
         **recorded(directory),
     }

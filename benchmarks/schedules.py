@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -117,7 +116,7 @@ def balance_figures(cells: Cells, choice: Choice, repeats: int) -> dict[str, Any
     runs = {name: [cells.done[_key(choice, name, repeat)] for repeat in range(repeats)] for name in compared(choice)}
     each = {name: [Round(**one) for run in found for one in run["rounds"][1:]] for name, found in runs.items()}
     serial = each["serial"]
-    free = not any(binds(choice, frontier) for run in runs["auto"] for frontier in _chosen_frontiers(run["frontiers"]))
+    free = not any(frontier is not None and binds(choice, frontier) for run in runs["auto"] for frontier, _ in run["frontiers"])
     if free:
         each["fifo"] = each["auto"] = each["fifo"] + each["auto"]
     best = statistics.median(max(one.rollout, one.train) / (one.rollout + one.train) for one in serial)
@@ -138,15 +137,8 @@ def balance_figures(cells: Cells, choice: Choice, repeats: int) -> dict[str, Any
         "auto_to_fixed_chosen_elsewhere": asdict(Spread.of(_elsewhere({name: each[name] for name in fixed}, each["auto"], serial))),
         "loses_to_fifo": [name for name in fixed if told[name]["to_fifo"]["low"] > 1],
         "warm_up_windows": {name: [round(run["rounds"][0]["window"], 2) for run in found] for name, found in runs.items()},
-        "frontiers_of_auto": [run["frontiers"] for run in runs["auto"]],
+        "frontiers_of_auto": [[words for _, words in run["frontiers"]] for run in runs["auto"]],
     }
-
-
-def _chosen_frontiers(told: Sequence[str]) -> Iterator[int]:
-    """Every F among the decisions of a run; unlimited is none."""
-    for words in told:
-        if found := re.search(r"F = (\d+)", words):
-            yield int(found[1])
 
 
 def _figures(found: Sequence[Round], serial: Sequence[Round], fifo: Sequence[Round], best: float, busy: float) -> dict[str, Any]:
