@@ -29,6 +29,7 @@ from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load, load_tokenizer, resolve
 from paceline.models.smollm2 import NAME
 from paceline.models.tiny import Family, write_tiny
+from paceline.native.calls import kernels
 from paceline.ports.fakes.training import scored_group
 from paceline.ports.rollout import Failure
 from paceline.trainers.packing import plan
@@ -91,6 +92,7 @@ def generate(directory: Path, dtype: str, rollout: RolloutConfig) -> list[Scored
         kv_tokens=4096,
         decode=tokenizer.decode,
         clock=lambda: 0.0,
+        kernels=kernels(rollout.kernels),
     )
     sampling = Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p)
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]

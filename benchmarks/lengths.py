@@ -61,6 +61,7 @@ def rollout_body(config: Config, instance: str, lengths: Lengths) -> FixedLength
     """Factory of the worker: the real model, without an end-of-sequence id."""
     from paceline.engines.torch_engine import TorchEngine
     from paceline.models.load import load, load_tokenizer
+    from paceline.native.calls import kernels
 
     loaded = load(config.model)
     tokenizer, rollout = load_tokenizer(loaded.directory), config.rollout
@@ -71,6 +72,7 @@ def rollout_body(config: Config, instance: str, lengths: Lengths) -> FixedLength
         kv_tokens=rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens),
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
         clock=monotonic,
+        kernels=kernels(rollout.kernels),
     )
     return FixedLengths(engine, lengths)
 

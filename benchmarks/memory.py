@@ -26,6 +26,7 @@ from paceline.config.memory import memory
 from paceline.config.plan import schedule
 from paceline.models.load import load_tokenizer, resolve
 from paceline.models.smollm2 import NAME
+from paceline.native.machine import panels
 from paceline.ports.pool import WorkerBody, WorkerSpec, make_body
 from paceline.runtime.session import Workers
 
@@ -88,7 +89,11 @@ def run(overrides: Sequence[str], scratch: Path) -> dict[str, Any]:
     assert shape is not None
     found: dict[str, Any] = {}
     for process, name in (("engine", "rollout-0"), ("trainer", "trainer")):
-        items = [item for item in memory(config, shape, schedule(config).groups_per_dispatch) if item.process == process]
+        items = [
+            item
+            for item in memory(config, shape, schedule(config).groups_per_dispatch, panels=panels(config.model.dtype))
+            if item.process == process
+        ]
         estimated, peak = sum(item.bytes for item in items), int((scratch / f"{name}.peak").read_text())
         found[process] = {
             "peak_bytes": peak,

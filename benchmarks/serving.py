@@ -21,6 +21,7 @@ from paceline.config.schema import ModelConfig
 from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load, load_tokenizer, resolve
 from paceline.models.packed import LoadedModel
+from paceline.native.calls import kernels
 from paceline.tasks.task import RowTask
 from paceline.tasks.task import load as load_task
 from paceline.types.records import Prompt
@@ -51,7 +52,9 @@ def loaded(model: ModelConfig, *, ends: bool = True) -> LoadedModel:
 def engine(model: LoadedModel, slots: int, tokens: int, **options: Any) -> TorchEngine:
     """An engine with memory for `slots` answers of `tokens` tokens, none of which shares a prompt."""
     capacity = slots * kv_tokens_needed(MOST_PROMPT, tokens)
-    return TorchEngine(model, instance="e", slots=slots, kv_tokens=capacity, decode=str, clock=time.perf_counter, **options)
+    return TorchEngine(
+        model, instance="e", slots=slots, kv_tokens=capacity, decode=str, clock=time.perf_counter, **{"kernels": kernels()} | options
+    )
 
 
 def read_bandwidth() -> float:

@@ -150,7 +150,7 @@ FEW = ("rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4",
 
 
 def items(c: Config, shape: ModelShape = SMALL) -> dict[tuple[str, str], int]:
-    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch)}
+    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch, panels=False)}
 
 
 def test_memory_items_follow_their_formulas() -> None:

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from paceline.config.schema import ModelConfig
@@ -11,6 +12,8 @@ from paceline.engines.torch_engine import TorchEngine
 from paceline.models.attend import causal
 from paceline.models.load import load, load_tokenizer
 from paceline.models.tiny import write_tiny
+from paceline.native.calls import kernels as compiled
+from paceline.native.machine import compiler
 from paceline.ports.rollout import Failure
 from paceline.types.records import LOGPROB, Request, Sampling
 
@@ -25,8 +28,15 @@ def tiny(directory: Path, dtype="float64", implementation="auto", **config):
     return loaded, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def engine(loaded_decode, *, slots=8, kv_tokens=4096, page=4, **options):
+KERNELS = [
+    "torch",
+    pytest.param("native", marks=pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")),
+]
+
+
+def engine(loaded_decode, *, slots=8, kv_tokens=4096, page=4, kernels="torch", **options):
     loaded, decode = loaded_decode
+    options["kernels"] = compiled(kernels)
     ticks = itertools.count()
     return TorchEngine(
         loaded, instance="e0", slots=slots, kv_tokens=kv_tokens, decode=decode, clock=lambda: float(next(ticks)), page=page, **options

@@ -17,16 +17,27 @@ from paceline.config.schema import ModelConfig
 from paceline.models import smollm2
 from paceline.models.load import load, load_tokenizer
 from paceline.models.packed import LoadedModel
+from paceline.native.calls import Kernels
+from paceline.native.machine import panels
 from paceline.types.errors import EngineError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT
 
 DTYPES = ("float32", "bfloat16", "float64")
+_HERE = {dtype: panels(dtype) for dtype in ("float32", "bfloat16")}
+"""Whether compiled kernels make every row alike on this machine, by dtype."""
+NATIVE = [
+    pytest.param(f"{dtype}, native", marks=pytest.mark.skipif(not able, reason=f"kernels do not multiply {dtype} on this machine"))
+    for dtype, able in _HERE.items()
+]
+BOTH = [*DTYPES, *NATIVE]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """One tiny model per way of computing; three heads of queries per KV head, and widths that are no power of two."""
-    found = {dtype: tiny(tmp_path_factory.mktemp(dtype) / "m", dtype, width=48, heads=6, kv_heads=2) for dtype in DTYPES}
+    sizes = {"width": 96, "heads": 6, "kv_heads": 2}
+    found = {dtype: tiny(tmp_path_factory.mktemp(dtype) / "m", dtype, **sizes) for dtype in DTYPES}
+    found |= {f"{dtype}, native": tiny(tmp_path_factory.mktemp("native") / "m", dtype, **sizes) for dtype, able in _HERE.items() if able}
     found["qwen3"] = tiny(tmp_path_factory.mktemp("qwen3") / "m", "float32", family="qwen3")
     found["transformers"] = tiny(tmp_path_factory.mktemp("hf") / "m", "float32", implementation="transformers")
     return found
@@ -46,38 +57,44 @@ def bits(results):
     return {key: (t.ids.tolist(), t.finish, *columns[key]) for key, t in results.items()}
 
 
+def serve(models, name, **options):
+    serving = engine(models[name], deterministic=True, kernels="native" if "native" in name else "torch", **options)
+    assert (serving._kernels is not None) == ("native" in name)
+    return serving
+
+
 @pytest.fixture(scope="module")
 def alone(models):
     """Each trajectory alone in its engine, slot by slot."""
     found = {}
-    for name, model in models.items():
-        serving = engine(model, slots=1, deterministic=True)
+    for name in models:
+        serving = serve(models, name, slots=1)
         serving.submit(workload())
         found[name] = bits(drain(serving))
     return found
 
 
 @pytest.mark.parametrize("slots", [3, 20])
-@pytest.mark.parametrize("name", [*DTYPES, "qwen3", "transformers"])
+@pytest.mark.parametrize("name", [*BOTH, "qwen3", "transformers"])
 def test_slots_neighbours_and_order_change_no_bit(models, alone, name, slots):
     work = workload()
     order = np.random.default_rng(slots).permutation(len(work))
-    serving = engine(models[name], slots=slots, deterministic=True, prefill_tokens=9)
+    serving = serve(models, name, slots=slots, prefill_tokens=9)
     serving.submit([work[index] for index in order])
     assert bits(drain(serving)) == alone[name]
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", BOTH)
 def test_kv_that_was_lost_and_made_again_changes_no_bit(models, alone, name):
-    serving = engine(models[name], slots=20, kv_tokens=76, deterministic=True)
+    serving = serve(models, name, slots=20, kv_tokens=76)
     serving.submit(workload()[::-1])
     assert bits(drain(serving)) == alone[name]
     assert serving.preempted
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", BOTH)
 def test_a_move_between_engines_changes_no_bit(models, alone, tmp_path, name):
-    first, second = (engine(models[name], slots=slots, deterministic=True) for slots in (36, 5))
+    first, second = (serve(models, name, slots=slots) for slots in (36, 5))
     first.submit(workload())
     ended = {}
     for _ in range(6):
@@ -88,11 +105,11 @@ def test_a_move_between_engines_changes_no_bit(models, alone, tmp_path, name):
     assert bits(ended | drain(first) | drain(second)) == alone[name]
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", BOTH)
 def test_two_threads_are_proved_like_one(models, name):
     torch.set_num_threads(2)
     try:
-        engine(models[name], deterministic=True)
+        serve(models, name)
     finally:
         torch.set_num_threads(1)
 
@@ -108,7 +125,7 @@ def test_a_probe_says_the_same_however_busy_the_engine_is(models):
 
 @pytest.mark.parametrize(("name", "bound"), [("float64", 1e-10), ("float32", 2e-5), ("bfloat16", 0.1)])
 def test_log_probs_equal_a_full_forward(models, name, bound):
-    serving = engine(models[name], slots=12, kv_tokens=64, deterministic=True)
+    serving = serve(models, name, slots=12, kv_tokens=64)
     work = [request(g, s, prompt(g, 1 + 7 * g), max_tokens=3 + 5 * s) for g in range(5) for s in range(4)]
     serving.submit(work)
     assert largest_gap(models[name][0], drain(serving), lambda key: 1.0) <= bound
@@ -122,6 +139,20 @@ def test_the_normal_mode_does_differ_in_its_last_bits(models):
         serving.submit(workload())
         found.append(bits(drain(serving)))
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_log_probs_of_compiled_kernels_are_near_those_of_the_operators(models, name):
+    serving, plain = serve(models, name, slots=12, kv_tokens=64), models[name.removesuffix(", native")][0]
+    serving.submit([request(g, s, prompt(g, 1 + 7 * g), max_tokens=3 + 5 * s) for g in range(5) for s in range(4)])
+    assert largest_gap(plain, drain(serving), lambda key: 1.0) <= (2e-5 if "float32" in name else 0.1)
+
+
+def test_kernels_that_do_not_make_rows_alike_are_left_out(models, monkeypatch):
+    monkeypatch.setattr(Kernels, "multiplies", lambda self, weight: weight.shape[0] > 200)
+    serving = engine(models["float32"], deterministic=True, kernels="auto")
+    assert serving._kernels is None
+    assert models["float32"][0].model._kernels is None
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_help import drain, engine, largest_gap, prompt, reference, request, tiny
+from engine_help import KERNELS, drain, engine, largest_gap, prompt, reference, request, tiny
 
 from paceline.algo.sampling import keep_mask
 from paceline.models.attend import causal
@@ -40,12 +40,13 @@ def temperature_of(key):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
-def test_log_probs_equal_a_full_forward_for_mixed_lengths_and_temperatures(tmp_path, family, dtype, bound):
-    small = tiny(tmp_path / family, dtype, family=family)
-    serving = engine(small, slots=7)
+def test_log_probs_equal_a_full_forward_for_mixed_lengths_and_temperatures(tmp_path, family, dtype, bound, kernels):
+    small, plain = (tiny(tmp_path / name, dtype, family=family) for name in ("served", "plain"))
+    serving = engine(small, slots=7, kernels=kernels)
     serving.submit(workload())
-    assert largest_gap(small[0], drain(serving), temperature_of) <= bound
+    assert largest_gap(plain[0], drain(serving), temperature_of) <= bound
 
 
 def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_path):
@@ -56,13 +57,14 @@ def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_pa
 
 
 @pytest.mark.parametrize("slots", [2, 24])
-def test_bfloat16_log_probs_of_few_rows_and_of_many_stay_near_those_of_a_full_forward(tmp_path, slots):
-    small = tiny(tmp_path / "m", "bfloat16", width=512, heads=8, kv_heads=8)
-    serving = engine(small, slots=slots, page=32)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bfloat16_log_probs_of_few_rows_and_of_many_stay_near_those_of_a_full_forward(tmp_path, slots, kernels):
+    small, plain = (tiny(tmp_path / name, "bfloat16", width=512, heads=8, kv_heads=8) for name in ("served", "plain"))
+    serving = engine(small, slots=slots, page=32, kernels=kernels)
     serving.submit(workload())
     results = drain(serving)
     gaps = [
-        np.abs(t.columns[LOGPROB] - reference(small[0], t, temperature_of(k))).mean()
+        np.abs(t.columns[LOGPROB] - reference(plain[0], t, temperature_of(k))).mean()
         for k, t in results.items()
         if temperature_of(k) >= 0.6
     ]

@@ -10,6 +10,8 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
+from paceline.native.calls import Choice, kernels
+from paceline.native.machine import compiler
 from paceline.runtime.weights import BOUNDS, ROUNDINGS, Difference, Probes, compare
 from paceline.trainers.torch_trainer import TorchTrainer
 
@@ -21,7 +23,7 @@ STALE = "model.layers.1.mlp.down_proj.weight"
 class Pair:
     """A trainer and an engine on the tiny model in bfloat16; the engine may keep one old matrix whatever it is sent."""
 
-    def __init__(self, root: Path, stale: bool) -> None:
+    def __init__(self, root: Path, stale: bool, choice: Choice) -> None:
         config = ModelConfig(path=str(write_tiny(root / "model")), dtype="bfloat16")
         trained, served = load(config, train=True), load(config)
         self.root, self.stale, self.version = root, stale, -1
@@ -30,7 +32,7 @@ class Pair:
         self.trainer = TorchTrainer(
             trained, algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1
         )
-        self.engine = TorchEngine(served, instance="e0", slots=1, kv_tokens=512, decode=str, clock=lambda: 0.0)
+        self.engine = TorchEngine(served, instance="e0", slots=1, kv_tokens=512, decode=str, clock=lambda: 0.0, kernels=kernels(choice))
         self.before: Probes | None = None
         self.generator = torch.Generator().manual_seed(1)
 
@@ -56,9 +58,18 @@ class Pair:
         return found
 
 
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+
+
+@pytest.fixture(params=["torch", pytest.param("native", marks=needs_compiler)])
+def choice(request: pytest.FixtureRequest) -> Choice:
+    found: Choice = request.param
+    return found
+
+
 @pytest.fixture(params=[False, True], ids=["fresh", "stale"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
-    return Pair(tmp_path, request.param)
+def pair(request: pytest.FixtureRequest, tmp_path: Path, choice: Choice) -> Pair:
+    return Pair(tmp_path, request.param, choice)
 
 
 def test_a_stale_matrix_is_found_when_a_small_change_of_it_is_all_that_is_new(pair: Pair) -> None:
@@ -79,8 +90,8 @@ def test_a_stale_matrix_among_fresh_ones_is_found_once_what_it_misses_adds_up(pa
 
 
 @pytest.mark.parametrize("louder", [1.0, 4.0])
-def test_what_bfloat16_loses_grows_with_the_logits_and_the_bound_with_it(louder: float, tmp_path: Path) -> None:
-    pair = Pair(tmp_path, stale=False)
+def test_what_bfloat16_loses_grows_with_the_logits_and_the_bound_with_it(louder: float, tmp_path: Path, choice: Choice) -> None:
+    pair = Pair(tmp_path, False, choice)
     with torch.no_grad():
         pair.master["model.norm.weight"].mul_(louder)
     assert pair.publish().fits

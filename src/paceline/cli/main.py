@@ -29,6 +29,7 @@ from paceline.config.inspect import ModelShape, missing_files, model_shape, task
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
+from paceline.native import machine
 from paceline.timeline.range import Range
 from paceline.trackers.link import GIVEN_UP
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError
@@ -207,6 +208,10 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
     _present(config)
     for warning in warnings(config):
         typer.echo(f"warning: {warning}", err=True)
+    if config.rollout.engine == "torch" and config.rollout.kernels == "auto" and _decodes_on_cpu(config) and machine.compiler() is None:
+        typer.echo(
+            "warning: rollout.kernels = auto: no C++ compiler on the path, so answers take up to twice as long; install g++", err=True
+        )
     return config
 
 
@@ -236,7 +241,16 @@ def _print_plan(config: Config) -> None:
     if not console.is_terminal:
         console.width = 140
     rows = [task_rows(task, section) for section, task in task_sections(config).items() if section != "eval.task"]
-    console.print(plan_text(make_plan(config, rows, _shape(config))))
+    console.print(plan_text(make_plan(config, rows, _shape(config), panels=_panels(config))))
+
+
+def _panels(config: Config) -> bool:
+    """Whether engines will multiply by compiled kernels."""
+    return config.rollout.kernels != "torch" and _decodes_on_cpu(config) and machine.panels(config.model.dtype)
+
+
+def _decodes_on_cpu(config: Config) -> bool:
+    return set(config.pool.rollout_devices) == {"cpu"}
 
 
 def _shape(config: Config) -> ModelShape | None:

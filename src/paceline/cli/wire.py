@@ -256,7 +256,7 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
         "reward": [reward.model_dump(exclude={"timeout_s"}) for reward in config.reward],
     }
     may_change = {
-        "rollout": {"engine", "instances", "slots", "kv_tokens", "versions_held"},
+        "rollout": {"engine", "kernels", "instances", "slots", "kv_tokens", "versions_held"},
         "algorithm": {"gap_warn", "gap_stop"},
         "schedule": {"attempts", "on_failure", "rebalance_s", "high_kv_use"},
         "model": set(),
@@ -416,10 +416,11 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
 
     from paceline.engines.torch_engine import TorchEngine
     from paceline.models.load import load, load_tokenizer
+    from paceline.native.calls import kernels
     from paceline.runtime.bodies import RolloutBody
 
-    devices, number = config.pool.rollout_devices, int(instance.rpartition("-")[2])
-    loaded = load(config.model, device=devices[number % len(devices)])
+    device = config.pool.rollout_devices[int(instance.rpartition("-")[2]) % len(config.pool.rollout_devices)]
+    loaded = load(config.model, device=device)
     tokenizer = load_tokenizer(loaded.directory)
     rollout = config.rollout
     engine = TorchEngine(
@@ -431,6 +432,7 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
         clock=monotonic,
         versions_held=rollout.versions_held,
         deterministic=config.run.deterministic,
+        kernels=kernels(rollout.kernels) if device == "cpu" else None,
     )
     return RolloutBody(engine)
 
@@ -486,8 +488,12 @@ def data_body(config: Config) -> WorkerBody:
         return DataBody(config, SyntheticTokenizer(config.rollout.max_prompt_tokens), contents=partial(contents, config, None))
     from paceline.models.load import load_tokenizer, positions, resolve
     from paceline.models.numerics import numerics
+    from paceline.native.calls import kernels
 
-    directory, computer = resolve(config.model.path), numerics() if config.run.deterministic else {}
+    directory, computer = resolve(config.model.path), dict[str, str]()
+    if config.run.deterministic:
+        found = kernels(config.rollout.kernels)
+        computer = numerics() | {"compiled kernels": found.name if found else "none"}
     return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 
 

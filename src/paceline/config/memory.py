@@ -40,11 +40,14 @@ class Memory:
     formula: str
 
 
-def memory(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
-    """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D."""
+def memory(config: Config, shape: ModelShape, groups_per_dispatch: int, *, panels: bool) -> tuple[Memory, ...]:
+    """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D.
+
+    panels: the engine multiplies by compiled kernels (`native.machine`).
+    """
     narrow = BYTES[config.model.dtype] < 4
     trainer = _trainer(config, shape, groups_per_dispatch)
-    return (*_with_overhead(_engine(config, shape), 10), *_with_overhead(trainer, 10 if narrow else 5))
+    return (*_with_overhead(_engine(config, shape, panels), 10), *_with_overhead(trainer, 10 if narrow else 5))
 
 
 def _with_overhead(items: Sequence[Memory], part: int) -> list[Memory]:
@@ -56,16 +59,19 @@ def _with_overhead(items: Sequence[Memory], part: int) -> list[Memory]:
     return [*items, Memory(items[0].process, "allocator", given // part, f"1/{part} of all but the libraries")]
 
 
-def _engine(config: Config, shape: ModelShape) -> tuple[Memory, ...]:
+def _engine(config: Config, shape: ModelShape, panels: bool) -> tuple[Memory, ...]:
     rollout, size = config.rollout, BYTES[config.model.dtype]
     tokens = rollout.kv_tokens or rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens)
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * max(4, size)
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
-    packed = [Memory("engine", "head to be packed", 4 * shape.vocabulary * shape.width, "V w x 4 bytes")] if size < 4 else []
+    packed = [Memory("engine", "head to be packed", 4 * shape.vocabulary * shape.width, "V w x 4 bytes")] if size < 4 and not panels else []
+    served, formula = (
+        (2 * shape.parameters * size, "2 P b, once more in panels") if panels else (_served(shape, size), _served_formula(size))
+    )
     return (
         Memory("engine", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
-        Memory("engine", "weights", rollout.versions_held * _served(shape, size), f"versions_held x {_served_formula(size)}"),
+        Memory("engine", "weights", rollout.versions_held * served, f"versions_held x {formula}"),
         *packed,
         Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),

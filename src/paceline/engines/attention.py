@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional as F
 
+from paceline.engines.paged import PagedAttention, suits
 from paceline.engines.pages import End, PagePool, Span
 from paceline.models.attend import causal
 from paceline.models.kernels import bfloat16_products
 from paceline.models.packed import Attend
+from paceline.native.calls import Kernels
 
 _MANY = 200
 """Lines (`_Decoding`) from which on a bfloat16 model's rows attend by products of bfloat16 numbers: faster, but a call costs more."""
@@ -92,8 +94,9 @@ class StepAttention:
         tracks: Sequence[Track],
         parts: Sequence[Part] = (),
         rebuilt: Sequence[Track] = (),
+        kernels: Kernels | None = None,
     ) -> None:
-        """parts: those that begin their prompts come first."""
+        """parts: those that begin their prompts come first. kernels: compiled ones, to decode by where they suit the memory."""
         self._pool, self._count = pool, len(tracks)
         begin = [part for part in parts if not part.start]
         self._prefill: Attend = causal([part.stop for part in begin], pool.shape.scale)
@@ -106,8 +109,9 @@ class StepAttention:
         for track in rebuilt:
             prompt = pool.rows(track.prompt.span, 0, len(track.prompt.ids))
             places += self._follow(prompt + pool.rows(track.own, 0, len(track.tokens)), len(prompt), len(places))
-        self._where = pool.spread(places).flatten()
-        self._decode = _Decoding(pool, tracks) if tracks else None
+        self._paged = _paged(kernels, pool, tracks, places) if kernels and tracks and suits(pool) else None
+        self._decode = _Decoding(pool, tracks) if tracks and not self._paged else None
+        self._where = pool.spread(places[len(tracks) :] if self._paged else places).flatten()
 
     def _follow(self, text: list[int], before: int, first: int) -> list[int]:
         """Let rows from `first` on be those of a text at these places, but for `before` tokens. Their places."""
@@ -119,10 +123,16 @@ class StepAttention:
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
         n, end = self._count, self._prefilled
-        self._pool.write(layer, self._where, k, v)
-        if self._decode is not None and n == len(q):
-            return self._decode(layer, q)
-        parts = [] if self._decode is None else [self._decode(layer, q[:n])]
+        parts: list[torch.Tensor] = []
+        if self._paged is not None:
+            parts.append(self._paged(layer, q[:n], k[:n], v[:n]))
+            if n == len(q):
+                return parts[0]
+            self._pool.write(layer, self._where, k[n:], v[n:])
+        else:
+            self._pool.write(layer, self._where, k, v)
+            if self._decode is not None:
+                parts.append(self._decode(layer, q[:n]))
         if end > n:
             parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
         parts += [self._from_memory(layer, q[one.rows], one) for one in self._behind]
@@ -136,6 +146,12 @@ class StepAttention:
         rows, keys, values = (part.transpose(0, 1)[None] for part in parts)
         result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=behind.sees, scale=self._pool.shape.scale)
         return result[0].transpose(0, 1).to(q.dtype)
+
+
+def _paged(kernels: Kernels, pool: PagePool, tracks: Sequence[Track], places: Sequence[int]) -> PagedAttention:
+    """Attention of tracks whose last tokens lie at the first of `places`."""
+    seen = [((track.prompt.span, len(track.prompt.ids)), (track.own, len(track.tokens))) for track in tracks]
+    return PagedAttention(kernels, pool, places[: len(tracks)], seen)
 
 
 @dataclass(frozen=True, slots=True)

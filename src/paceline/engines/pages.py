@@ -125,6 +125,10 @@ class PagePool:
         span = slice(0, n) if end == "front" else slice(self.pages - n, self.pages)
         return self._keys[:, span].flatten(1, 2), self._values[:, span].flatten(1, 2)
 
+    def memory(self) -> KV:
+        """All keys and values, each [layers, pages, kv_heads, size, head_dim]."""
+        return self._keys, self._values
+
     def numbers(self, span: Span) -> list[int]:
         """The span's pages, counted from the front of the memory, as `take` wants them."""
         return [self._page(span.end, place) for place in span.places]

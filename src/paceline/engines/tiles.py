@@ -18,8 +18,10 @@ import torch
 
 from paceline.algo.sampling import Draw, Knobs, draw
 from paceline.engines.attention import Part, PromptKV, Track
+from paceline.engines.paged import PagedAttention, pages
 from paceline.engines.pages import PagePool, Span
 from paceline.models.packed import PackedModel
+from paceline.native.calls import Kernels
 from paceline.types.errors import EngineError
 from paceline.types.records import Sampling
 
@@ -55,11 +57,11 @@ class TileAttention:
 
     def __init__(self, pool: PagePool, rows: Sequence[TokenRow]) -> None:
         self._pool = pool
-        self._where = pool.spread([pool.rows(row.spans()[-1][0], row.place, row.place + 1)[0] for row in rows]).flatten()
-        seen = [_pages(pool, row) for row in rows]
+        self._where = pool.spread([_own_place(pool, row) for row in rows]).flatten()
+        seen = [pages(pool, row.spans()) for row in rows]
         longest = max(map(len, seen))
         # A row that has no such page sees nothing of its first one.
-        filled = [pages + [(pages[0][0], 0)] * (longest - len(pages)) for pages in seen]
+        filled = [found + [(found[0][0], 0)] * (longest - len(found)) for found in seen]
         self._blocks = [self._block(column) for column in zip(*filled, strict=True)]
 
     def _block(self, pages: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,8 +78,8 @@ class TileAttention:
         rows = (q.to(self._pool.dtype) * self._pool.shape.scale).reshape(len(q) * self._pool.kv_heads, -1, q.shape[-1])
         most = rows.new_full((*rows.shape[:2], 1), -torch.inf)
         total, result = torch.zeros_like(most), torch.zeros_like(rows)
-        for pages, bias in self._blocks:
-            keys, values = self._pool.take(layer, pages)
+        for which, bias in self._blocks:
+            keys, values = self._pool.take(layer, which)
             scores = torch.bmm(rows, keys.transpose(1, 2)) + bias
             largest = torch.maximum(most, scores.amax(dim=-1, keepdim=True))
             shrink, weights = (most - largest).exp_(), (scores - largest).exp_()
@@ -94,8 +96,13 @@ def rows_of(tracks: Sequence[Track], parts: Sequence[Part], rebuilt: Sequence[Tr
     return rows + [TokenRow(token, track.prompt, track.own, place) for track in rebuilt for place, token in enumerate(track.tokens)]
 
 
-def hidden(model: PackedModel, pool: PagePool, rows: Sequence[TokenRow]) -> torch.Tensor:
-    """Final hidden states of rows [N, width]; their keys and values are in memory afterwards."""
+def hidden(model: PackedModel, pool: PagePool, rows: Sequence[TokenRow], kernels: Kernels | None) -> torch.Tensor:
+    """Final hidden states of rows [N, width]; their keys and values are in memory afterwards. kernels: of a model whose rows they treat
+    alike, in any number."""
+    if kernels is not None:
+        ids, positions = torch.tensor([[row.token for row in rows], [row.position for row in rows]])
+        attend = PagedAttention(kernels, pool, [_own_place(pool, row) for row in rows], [row.spans() for row in rows])
+        return model.hidden(ids, positions, attend)
     parts = []
     for tile in _tiles(len(rows)):
         members = [rows[index] for index in tile]
@@ -104,8 +111,10 @@ def hidden(model: PackedModel, pool: PagePool, rows: Sequence[TokenRow]) -> torc
     return torch.cat(parts)[: len(rows)]
 
 
-def logits(model: PackedModel, states: torch.Tensor) -> torch.Tensor:
-    """states [N, width] -> [N, vocabulary]."""
+def logits(model: PackedModel, states: torch.Tensor, kernels: Kernels | None) -> torch.Tensor:
+    """states [N, width] -> [N, vocabulary]. kernels: as in `hidden`."""
+    if kernels is not None:
+        return model.logits(states)
     return torch.cat([model.logits(states[tile]) for tile in _tiles(len(states))])[: len(states)]
 
 
@@ -121,14 +130,14 @@ def log_softmax(scores: torch.Tensor) -> torch.Tensor:
     return torch.cat([scores[tile].log_softmax(dim=-1) for tile in _tiles(len(scores))])[: len(scores)]
 
 
-def prove(model: PackedModel, like: PagePool) -> None:
+def prove(model: PackedModel, like: PagePool, kernels: Kernels | None) -> None:
     """Run two texts in full tiles, and in the other order in parts of tiles: EngineError if a row's logits differ in a single bit.
 
-    They take memory of their own, of the kind of `like`.
+    They take memory of their own, of the kind of `like`. kernels: as in `hidden`.
     """
     texts = [[(37 * place + 11 * count + 5) % model.shape.vocabulary for place in range(count)] for count in (TILE + 7, TILE // 3)]
-    right = _scored(model, like, texts, len(texts[0]) + len(texts[1]))
-    other = _scored(model, like, texts[::-1], TILE // 2 + 3)[::-1]
+    right = _scored(model, like, kernels, texts, len(texts[0]) + len(texts[1]))
+    other = _scored(model, like, kernels, texts[::-1], TILE // 2 + 3)[::-1]
     for ours, theirs in zip(right, other, strict=True):
         if not torch.equal(ours, theirs):
             raise EngineError(
@@ -137,24 +146,22 @@ def prove(model: PackedModel, like: PagePool) -> None:
             )
 
 
-def _scored(model: PackedModel, like: PagePool, texts: Sequence[Sequence[int]], at_once: int) -> list[torch.Tensor]:
+def _scored(
+    model: PackedModel, like: PagePool, kernels: Kernels | None, texts: Sequence[Sequence[int]], at_once: int
+) -> list[torch.Tensor]:
     """Logits of each text's tokens, so many rows at a time."""
     prompts = [PromptKV(tuple(text)) for text in texts]
     pool = like.another(sum(like.needed(len(text)) for text in texts))
     for prompt in prompts:
         pool.extend(prompt.span, pool.needed(len(prompt.ids)))
     rows = rows_of([], [Part(prompt, 0, len(prompt.ids)) for prompt in prompts], [])
-    states = [hidden(model, pool, rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
-    return list(torch.split(logits(model, torch.cat(states)), [len(text) for text in texts]))
+    states = [hidden(model, pool, rows[start : start + at_once], kernels) for start in range(0, len(rows), at_once)]
+    return list(torch.split(logits(model, torch.cat(states), kernels), [len(text) for text in texts]))
 
 
-def _pages(pool: PagePool, row: TokenRow) -> list[tuple[int, int]]:
-    """Pages that a row sees, each with the number of tokens in it, by position."""
-    return [
-        (page, tokens - index * pool.size)
-        for span, tokens in row.spans()
-        for index, page in enumerate(pool.numbers(span)[: pool.needed(tokens)])
-    ]
+def _own_place(pool: PagePool, row: TokenRow) -> int:
+    """Where its key and value go, as `PagePool.rows` counts."""
+    return pool.rows(row.spans()[-1][0], row.place, row.place + 1)[0]
 
 
 def _tiles(count: int) -> Iterator[list[int]]:

@@ -18,11 +18,13 @@ from paceline.core.places import Places
 from paceline.engines import tiles
 from paceline.engines.attention import Part, PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
+from paceline.engines.paged import suits
 from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler, Step
 from paceline.engines.state import State, read, write
-from paceline.models.packed import LoadedModel, PackedModel
+from paceline.models.packed import LoadedModel, PackedModel, Serving
 from paceline.models.store import fingerprint
+from paceline.native.calls import Kernels
 from paceline.ports.rollout import EngineLoad, Failure, TakenIn
 from paceline.types.errors import ConfigError, EngineError
 from paceline.types.moving import Carried
@@ -58,11 +60,13 @@ class TorchEngine:
         page: int = KV_PAGE,
         prefill_tokens: int = PREFILL_TOKENS,
         deterministic: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         """kv_tokens: capacity, rounded down to whole pages of `page` tokens. decode: ids -> text without special tokens.
 
         clock: seconds on a monotonic clock. versions_held: versions served side by side, each with a copy of the weights.
         deterministic: neighbours, slots and order of submission change no bit of a trajectory; see `engines.tiles`.
+        kernels: compiled ones, for what they suit; torch's operators do the rest.
         Raises ConfigError for less than one slot, page or version; EngineError where this machine cannot be deterministic.
         """
         if slots < 1 or page < 1 or kv_tokens < page:
@@ -78,9 +82,21 @@ class TorchEngine:
         self._instance, self._slots, self._decode, self._clock = instance, slots, decode, clock
         self._refused: list[Failure] = []
         self._tokens = self._prefilled = 0
-        self._deterministic = deterministic
+        self._deterministic, self._kernels = deterministic, self._fitting(kernels, deterministic)
         if deterministic:
             self._prove()
+
+    def _fitting(self, kernels: Kernels | None, alike: bool) -> Kernels | None:
+        """The kernels, which the models use from now on; None where they do not suit, or leave rows that must be alike to others."""
+        if kernels is None or not suits(self._pool):
+            return None
+        whole = [model.serve_with(kernels) for model in self._models if isinstance(model, Serving)]
+        if alike and not (len(whole) == len(self._models) and all(whole)):
+            for model in self._models:
+                if isinstance(model, Serving):
+                    model.serve_with(None)
+            return None
+        return kernels
 
     @property
     def preempted(self) -> int:
@@ -273,11 +289,11 @@ class TorchEngine:
         """Logits of hidden states [N, vocabulary]."""
         if not len(states):
             return torch.empty(0, self._shape.vocabulary, dtype=self._pool.dtype, device=self._pool.device)
-        return tiles.logits(model, states) if self._deterministic else model.logits(states)
+        return tiles.logits(model, states, self._kernels) if self._deterministic else model.logits(states)
 
     @torch.inference_mode()
     def _prove(self) -> None:
-        tiles.prove(self._models[0], self._pool)
+        tiles.prove(self._models[0], self._pool, self._kernels)
 
     def _forward(
         self, model: PackedModel, pool: PagePool, tracks: Sequence[Track], parts: Sequence[Part] = (), rebuilt: Sequence[Track] = ()
@@ -285,7 +301,7 @@ class TorchEngine:
         """Final hidden states [tracks + prompt tokens + rebuilt tokens, width]; the KV of all these tokens is in memory afterwards."""
         parts = sorted(parts, key=lambda part: part.start > 0)
         if self._deterministic:
-            hidden = tiles.hidden(model, pool, tiles.rows_of(tracks, parts, rebuilt))
+            hidden = tiles.hidden(model, pool, tiles.rows_of(tracks, parts, rebuilt), self._kernels)
         else:
             hidden = self._packed(model, pool, tracks, parts, rebuilt)
         end = len(tracks)
@@ -312,7 +328,7 @@ class TorchEngine:
             ids += track.tokens
             positions += range(len(track.prompt.ids), len(track.prompt.ids) + len(track.tokens))
         rows = torch.tensor([ids, positions]).to(pool.device)
-        return model.hidden(rows[0], rows[1], StepAttention(pool, tracks, parts, rebuilt))
+        return model.hidden(rows[0], rows[1], StepAttention(pool, tracks, parts, rebuilt, self._kernels))
 
     def _replay(self, model: PackedModel, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Prefill a prompt, decode given tokens after it; hidden states of all [prompt + tokens, width]."""

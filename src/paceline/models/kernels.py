@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from paceline.native.calls import Kernels
+
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 _ROWS_HINT = 64
@@ -166,6 +168,7 @@ class Projection:
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
         self._packed = _Derived()
+        self._outs = sum(layer.out_features for layer in layers)
         if len(layers) > 1:
             sizes = [layer.out_features for layer in layers]
             for kind in ("weight", "bias"):
@@ -199,6 +202,15 @@ class Projection:
             packed = self._packed.get(weights, "packed", lambda: _pack(_joined(weights, x.dtype)))
             return _packed_product(x, packed, bias)
         return F.linear(x, _joined(weights, x.dtype), bias)
+
+    def served(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """As a call without gradient on the CPU, by compiled kernels where they multiply better than the libraries."""
+        weights = [layer.weight for layer in self.layers]
+        if not kernels.multiplies(weights[0]):
+            return _in_company(self, x)
+        packed = self._packed.get(weights, "panels", lambda: kernels.pack(_joined(weights, x.dtype)))
+        biases = [layer.bias for layer in self.layers if layer.bias is not None]
+        return kernels.product(x, packed, _joined(biases, torch.float32) if biases else None, self._outs)
 
 
 class _Product(torch.autograd.Function):
@@ -240,6 +252,14 @@ class Head:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, width] -> [N, vocabulary]."""
         return _in_company(self._product, hidden)
+
+    def served(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """As a call without gradient on the CPU, by compiled kernels where they multiply better than the libraries."""
+        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
+        if not kernels.multiplies(weight) or weight.dtype != hidden.dtype:
+            return self(hidden)
+        packed = self._copy.get([weight], "panels", lambda: kernels.pack(weight.detach()))
+        return kernels.product(hidden.contiguous(), packed, None, weight.shape[0], wide=True)
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]

@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from paceline.native.calls import Kernels
+
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [T, heads, d], k [T, kv_heads, d], v [T, kv_heads, d]) -> [T, heads, d]; q and k are rotated, not yet scaled:
 the attention multiplies scores by `Shape.scale`."""
@@ -62,6 +64,15 @@ class Tunable(Protocol):
     def tune(self, *, layers_again: bool, compiled: bool) -> None:
         """layers_again: keep each layer's input only, and compute the layer again in the backward pass; no bit changes. compiled: run it
         through torch.compile; results change by rounding. ModelError where this machine cannot."""
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """A model that can run by compiled kernels where no gradient is asked for."""
+
+    def serve_with(self, kernels: Kernels | None) -> bool:
+        """Use them from now on, if device and dtype are theirs (None: no longer). Results change by rounding. Whether a row's bits now
+        depend on that row alone, however many run together."""
 
 
 @dataclass(frozen=True, slots=True)

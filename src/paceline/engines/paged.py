@@ -1,0 +1,59 @@
+"""Attention by the compiled kernel: each row reads the pages that it sees, one after the other, whatever other rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.engines.pages import PagePool, Span
+from paceline.native.calls import HEAD_DIMS, LONGEST_PAGE, Kernels, Step
+
+Seen = Sequence[tuple[Span, int]]
+"""What a row attends to, its own token included: spans in order, each with how many of its tokens."""
+
+
+def suits(pool: PagePool) -> bool:
+    """Whether the kernel can read this memory."""
+    known = pool.dtype == torch.float32 and pool.shape.head_dim in HEAD_DIMS and pool.size <= LONGEST_PAGE
+    return known and pool.device.type == "cpu"
+
+
+def pages(pool: PagePool, seen: Seen) -> list[tuple[int, int]]:
+    """Pages that a row sees, each with the number of tokens in it, by position."""
+    return [
+        (page, min(pool.size, tokens - index * pool.size))
+        for span, tokens in seen
+        for index, page in enumerate(pool.numbers(span)[: pool.needed(tokens)])
+    ]
+
+
+class PagedAttention:
+    """Rows of one forward, in every layer. Their keys and values are written before any row reads. Rows of a group should lie side by
+    side: then their prompt is in the processor's cache."""
+
+    def __init__(self, kernels: Kernels, pool: PagePool, where: Sequence[int], seen: Sequence[Seen]) -> None:
+        """where: place of each row's token for head 0, as `PagePool.rows` counts."""
+        self._kernels = kernels
+        rows = [pages(pool, one) for one in seen]
+        first = [0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()]
+        numbers, tokens = zip(*(entry for row in rows for entry in row), strict=True)
+        shape, (keys, values) = pool.shape, pool.memory()
+        # The kernel gets addresses: what lies there must live as long as this.
+        self._held = (*(torch.tensor(column, dtype=torch.int64) for column in (list(where), first, numbers, tokens)), keys, values)
+        self._step = Step(
+            keys.data_ptr(), values.data_ptr(), *(tensor.data_ptr() for tensor in self._held[:4]),
+            len(rows), shape.heads, shape.kv_heads, shape.head_dim, pool.size, keys[0].numel(), shape.scale, torch.get_num_threads(),
+        )  # fmt: skip
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [n, heads, d], k and v [n, kv_heads, d] -> [n, heads, d]."""
+        k, v = _rows(k), _rows(v)
+        if k.stride(0) != v.stride(0):
+            k, v = k.contiguous(), v.contiguous()
+        return self._kernels.attend(self._step, layer, _rows(q), k, v)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x, each of whose rows is contiguous."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,0 +1,384 @@
+// What a decoding step does beside its matrix products, one call each: RMSNorm with the residual sum, rotation, the gate, and
+// attention over pages. A bfloat16 number is an unsigned short; all sums are float32. A row's bits depend on that row alone.
+//
+// Compiled for this machine at first use (native/build.py). No header of torch: tensors arrive as addresses.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using Half = uint16_t;
+
+inline float bits(uint32_t word) {
+    float value;
+    std::memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+inline float wide(float x) { return x; }
+inline float wide(Half x) { return bits(uint32_t(x) << 16); }
+
+template <class T> T narrow(float x);
+template <> inline float narrow<float>(float x) { return x; }
+template <> inline Half narrow<Half>(float x) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t word;
+    std::memcpy(&word, &x, sizeof word);
+    const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16, quiet = (word >> 16) | 0x40u;
+    return Half((word & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+// e^x to about one unit in the last place (Cephes' expf: two-part reduction by ln 2, polynomial of degree 5), without branches; 0 below
+// the smallest normal number.
+inline float exponential(float given) {
+    float x = given < -87.0f ? -87.0f : given;  // NaN passes both
+    x = x > 88.0f ? 88.0f : x;
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    const float n = (x * 1.44269504f + shift) - shift;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    const float power = (p * r * r + r + 1.0f) * bits(uint32_t(int32_t(n) + 127) << 23);
+    return given < -87.0f ? 0.0f : given > 88.0f ? INFINITY : power;
+}
+
+constexpr int LANES = 16;
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+constexpr long LITTLE = 16384;  // numbers: less than this is not worth a second thread
+
+template <class T> float squares(const T* x, long width) {
+    float lanes[LANES] = {};
+    long i = 0;
+    for (; i + LANES <= width; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += wide(x[i + j]) * wide(x[i + j]);
+    for (; i < width; i++) lanes[i % LANES] += wide(x[i]) * wide(x[i]);
+    float total = 0;
+    for (float lane : lanes) total += lane;
+    return total;
+}
+
+template <class T> void scale_row(const T* x, const T* weight, T* out, long width, float eps) {
+    const float factor = 1.0f / std::sqrt(squares(x, width) / float(width) + eps);
+    for (long i = 0; i < width; i++) out[i] = narrow<T>(wide(x[i]) * factor * wide(weight[i]));
+}
+
+template <class T>
+void add_norm(T* x, const T* added, const T* weight, T* out, long rows, long width, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * width > LITTLE)
+    for (long row = 0; row < rows; row++) {
+        T* here = x + row * width;
+        if (added)
+            for (long i = 0; i < width; i++) here[i] = narrow<T>(wide(here[i]) + wide(added[row * width + i]));
+        scale_row(here, weight, out + row * width, width, eps);
+    }
+}
+
+template <class T>
+void turn(T* x, const float* cos, const float* sin, long d) {
+    for (long i = 0; i < d / 2; i++) {
+        const float low = wide(x[i]), high = wide(x[i + d / 2]);
+        x[i] = narrow<T>(low * cos[i] + high * sin[i]);
+        x[i + d / 2] = narrow<T>(high * cos[i + d / 2] + low * sin[i + d / 2]);
+    }
+}
+
+// rows [T, heads + 2 kv_heads, d] in place: q and k are scaled by their norms (if any) and turned.
+template <class T>
+void place(T* rows, const T* q_norm, const T* k_norm, float eps, const float* cos, const float* sin, long count, long heads, long kv_heads,
+           long d, int threads) {
+    const long width = (heads + 2 * kv_heads) * d;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && count * width > LITTLE)
+    for (long row = 0; row < count; row++)
+        for (long head = 0; head < heads + kv_heads; head++) {
+            T* x = rows + row * width + head * d;
+            const T* weight = head < heads ? q_norm : k_norm;
+            if (weight) scale_row(x, weight, x, d, eps);
+            turn(x, cos + row * d, sin + row * d, d);
+        }
+}
+
+template <class T> void gate(const T* gate_up, T* out, long rows, long inner, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows * inner > LITTLE)
+    for (long row = 0; row < rows; row++) {
+        const T* left = gate_up + row * 2 * inner;
+        const T* right = left + inner;
+        for (long i = 0; i < inner; i++) {
+            const float x = wide(left[i]);
+            out[row * inner + i] = narrow<T>(wide(narrow<T>(x / (1.0f + exponential(-x)))) * wide(right[i]));
+        }
+    }
+}
+
+// ---- products with a matrix in panels
+
+constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8;
+
+#ifdef __AVX512BF16__
+constexpr bool HALF_PRODUCTS = true;
+
+// BLOCK or fewer rows x [R, in] times one panel. A panel is [in / 2][PANEL][2]: pairs of inputs of PANEL outputs side by side.
+template <int R, class Out>
+void block(const Half* x, long x_step, const Half* panel, long in, const float* bias, Out* out, long out_step, long outs) {
+    __m512 sums[R][VECTORS];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < VECTORS; j++) sums[r][j] = _mm512_setzero_ps();
+    for (long i = 0; i < in; i += 2, panel += 2 * PANEL) {
+        __m512bh weights[VECTORS];
+        for (int j = 0; j < VECTORS; j++) weights[j] = (__m512bh)_mm512_loadu_si512(panel + 2 * LANES * j);
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            std::memcpy(&pair, x + r * x_step + i, sizeof pair);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int j = 0; j < VECTORS; j++) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], weights[j], both);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        float row[PANEL];
+        std::memcpy(row, sums[r], sizeof row);
+        for (long j = 0; j < outs; j++) out[r * out_step + j] = narrow<Out>(bias ? row[j] + bias[j] : row[j]);
+    }
+}
+#else
+constexpr bool HALF_PRODUCTS = false;
+template <int R, class Out> void block(const Half*, long, const Half*, long, const float*, Out*, long, long) {}
+#endif
+
+#ifdef __AVX512F__
+constexpr bool FLOAT_PRODUCTS = true;
+#else
+constexpr bool FLOAT_PRODUCTS = false;
+#endif
+
+template <int R>
+void block(const float* x, long x_step, const float* panel, long in, const float* bias, float* out, long out_step, long outs) {
+    Lanes sums[R][VECTORS] = {};
+    for (long i = 0; i < in; i++, panel += PANEL) {
+        const Lanes* weights = reinterpret_cast<const Lanes*>(panel);
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < VECTORS; j++) sums[r][j] += x[r * x_step + i] * weights[j];
+    }
+    for (int r = 0; r < R; r++) {
+        float row[PANEL];
+        std::memcpy(row, sums[r], sizeof row);
+        for (long j = 0; j < outs; j++) out[r * out_step + j] = bias ? row[j] + bias[j] : row[j];
+    }
+}
+
+// x [rows, in] times the matrix -> out [rows, outs]. Each number is added up in the order of the inputs, however many rows there are.
+template <class T, class Out>
+void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
+    const long count = (outs + PANEL - 1) / PANEL;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
+    for (long index = 0; index < count; index++) {
+        const long left = outs - index * PANEL, here = left < PANEL ? left : PANEL;
+        const T* panel = panels + index * PANEL * in;
+        const float* shift = bias ? bias + index * PANEL : nullptr;
+        for (long row = 0; row < rows; row += BLOCK) {
+            const auto run = [&](auto block) { block(x + row * in, in, panel, in, shift, out + row * outs + index * PANEL, outs, here); };
+            switch (rows - row) {
+                case 1: run([](auto... a) { block<1>(a...); }); break;
+                case 2: run([](auto... a) { block<2>(a...); }); break;
+                case 3: run([](auto... a) { block<3>(a...); }); break;
+                case 4: run([](auto... a) { block<4>(a...); }); break;
+                case 5: run([](auto... a) { block<5>(a...); }); break;
+                case 6: run([](auto... a) { block<6>(a...); }); break;
+                case 7: run([](auto... a) { block<7>(a...); }); break;
+                default: run([](auto... a) { block<BLOCK>(a...); });
+            }
+        }
+    }
+}
+
+// ---- attention over pages
+
+inline float sum(const Lanes& x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float part[LANES];
+    std::memcpy(part, &x, sizeof part);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) part[j] += part[j + half];
+    return part[0];
+#endif
+}
+
+constexpr long LONGEST_PAGE = 64;
+
+// R query heads that share a KV head attend to one page after the other; what they have is rescaled to the largest score so far.
+template <int D, int R> struct Queries {
+    static constexpr int N = D / LANES;
+    Lanes q[R][N], result[R][N];
+    float most[R], total[R];
+
+    template <class T> void begin(const T* rows, float scale) {
+        for (int r = 0; r < R; r++) {
+            float copy[D];
+            for (int i = 0; i < D; i++) copy[i] = wide(rows[r * D + i]) * scale;
+            std::memcpy(q[r], copy, sizeof copy);
+            most[r] = -INFINITY, total[r] = 0;
+            for (int j = 0; j < N; j++) result[r][j] = Lanes{};
+        }
+    }
+
+    void page(const float* keys, const float* values, long tokens) {
+        float weights[R][LONGEST_PAGE];
+        for (long t = 0; t < tokens; t++)
+            for (int r = 0; r < R; r++) {
+                const Lanes* key = reinterpret_cast<const Lanes*>(keys + t * D);
+                Lanes partial = q[r][0] * key[0];
+                for (int j = 1; j < N; j++) partial += q[r][j] * key[j];
+                weights[r][t] = sum(partial);
+            }
+        for (int r = 0; r < R; r++) {
+            float largest = most[r], added = 0;
+            for (long t = 0; t < tokens; t++) largest = weights[r][t] > largest ? weights[r][t] : largest;
+            for (long t = 0; t < tokens; t++) weights[r][t] = exponential(weights[r][t] - largest);
+            for (long t = 0; t < tokens; t++) added += weights[r][t];
+            const float shrink = exponential(most[r] - largest);
+            total[r] = total[r] * shrink + added;
+            most[r] = largest;
+            for (int j = 0; j < N; j++) result[r][j] *= shrink;
+        }
+        Lanes sums[R][N];
+        std::memcpy(sums, result, sizeof sums);
+        for (long t = 0; t < tokens; t++)
+            for (int j = 0; j < N; j++) {
+                const Lanes value = reinterpret_cast<const Lanes*>(values + t * D)[j];
+                for (int r = 0; r < R; r++) sums[r][j] += weights[r][t] * value;
+            }
+        std::memcpy(result, sums, sizeof sums);
+    }
+
+    template <class T> void end(T* rows) const {
+        for (int r = 0; r < R; r++) {
+            float copy[D];
+            std::memcpy(copy, result[r], sizeof copy);
+            for (int i = 0; i < D; i++) rows[r * D + i] = narrow<T>(copy[i] / total[r]);
+        }
+    }
+};
+
+}  // namespace
+
+// Memory and rows of one step, the same in every layer. A layer's pages are [pages, kv_heads, size, d] float32.
+struct Step {
+    float* keys;
+    float* values;
+    const int64_t* where;   // [rows] place of a row's new token for KV head 0, counted in [pages * kv_heads * size]
+    const int64_t* first;   // [rows + 1] where a row's entries begin in the next two
+    const int64_t* pages;   // numbers of pages
+    const int64_t* tokens;  // how many tokens of a page the row sees, at least 1
+    int64_t rows, heads, kv_heads, d, size, layer;
+    float scale;
+    int32_t threads;
+};
+
+namespace {
+
+template <int D, int R, class T> void attend_heads(const Step& step, const float* keys, const float* values, long row, long kv, const T* q, T* out) {
+    Queries<D, R> queries;
+    queries.begin(q, step.scale);
+    for (long entry = step.first[row]; entry < step.first[row + 1]; entry++) {
+        const long page = (step.pages[entry] * step.kv_heads + kv) * step.size * D;
+        queries.page(keys + page, values + page, step.tokens[entry]);
+    }
+    queries.end(out);
+}
+
+template <int D, class T> void attend_row(const Step& step, const float* keys, const float* values, long row, long kv, const T* q, T* out) {
+    long left = step.heads / step.kv_heads;
+    while (left > 0) {
+        const long taken = left > 4 ? 4 : left;
+        switch (taken) {
+            case 1: attend_heads<D, 1>(step, keys, values, row, kv, q, out); break;
+            case 2: attend_heads<D, 2>(step, keys, values, row, kv, q, out); break;
+            case 3: attend_heads<D, 3>(step, keys, values, row, kv, q, out); break;
+            default: attend_heads<D, 4>(step, keys, values, row, kv, q, out);
+        }
+        left -= taken, q += taken * D, out += taken * D;
+    }
+}
+
+// q [rows, heads, d], k and v [rows, kv_heads, d] with `q_step` and `k_step` numbers from row to row -> out [rows, heads, d]. All rows
+// write before any reads: a token may see one that another row of the same forward brings.
+template <int D, class T>
+void attend(const Step& step, long layer, const T* q, const T* k, const T* v, T* out, long q_step, long k_step) {
+    float* keys = step.keys + layer * step.layer;
+    float* values = step.values + layer * step.layer;
+    const long repeats = step.heads / step.kv_heads, pairs = step.rows * step.kv_heads;
+    const bool several = step.threads > 1 && pairs > 3;
+#pragma omp parallel for num_threads(step.threads) if (several)
+    for (long pair = 0; pair < pairs; pair++) {
+        const long row = pair / step.kv_heads, kv = pair % step.kv_heads, place = (step.where[row] + kv * step.size) * D;
+        for (long i = 0; i < D; i++) {
+            keys[place + i] = wide(k[row * k_step + kv * D + i]);
+            values[place + i] = wide(v[row * k_step + kv * D + i]);
+        }
+    }
+#pragma omp parallel for num_threads(step.threads) if (several)
+    for (long pair = 0; pair < pairs; pair++) {
+        const long row = pair / step.kv_heads, kv = pair % step.kv_heads, head = kv * repeats * D;
+        attend_row<D>(step, keys, values, row, kv, q + row * q_step + head, out + row * step.heads * D + head);
+    }
+}
+
+template <class T> int attend_any(const Step& step, long layer, const void* q, const void* k, const void* v, void* out, long q_step, long k_step) {
+    const auto run = [&](auto attend) { attend(step, layer, (const T*)q, (const T*)k, (const T*)v, (T*)out, q_step, k_step); return 0; };
+    switch (step.d) {
+        case 16: return run(attend<16, T>);
+        case 32: return run(attend<32, T>);
+        case 64: return run(attend<64, T>);
+        case 80: return run(attend<80, T>);
+        case 96: return run(attend<96, T>);
+        case 128: return run(attend<128, T>);
+        case 256: return run(attend<256, T>);
+        default: return 1;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void paceline_add_norm(void* x, const void* added, const void* weight, void* out, long rows, long width, float eps, int half, int threads) {
+    if (half) add_norm((Half*)x, (const Half*)added, (const Half*)weight, (Half*)out, rows, width, eps, threads);
+    else add_norm((float*)x, (const float*)added, (const float*)weight, (float*)out, rows, width, eps, threads);
+}
+
+void paceline_place(void* rows, const void* q_norm, const void* k_norm, float eps, const float* cos, const float* sin, long count, long heads,
+                    long kv_heads, long d, int half, int threads) {
+    if (half) place((Half*)rows, (const Half*)q_norm, (const Half*)k_norm, eps, cos, sin, count, heads, kv_heads, d, threads);
+    else place((float*)rows, (const float*)q_norm, (const float*)k_norm, eps, cos, sin, count, heads, kv_heads, d, threads);
+}
+
+void paceline_gate(const void* gate_up, void* out, long rows, long inner, int half, int threads) {
+    if (half) gate((const Half*)gate_up, (Half*)out, rows, inner, threads);
+    else gate((const float*)gate_up, (float*)out, rows, inner, threads);
+}
+
+// Whether products of such numbers are better made here than by a library.
+int paceline_multiplies(int half) { return half ? HALF_PRODUCTS : FLOAT_PRODUCTS; }
+
+// half: x and the panels; half_out: the result. bias is float32.
+void paceline_product(const void* x, const void* panels, const float* bias, void* out, long rows, long in, long outs, int half, int half_out,
+                      int threads) {
+    if (half && half_out) product((const Half*)x, (const Half*)panels, bias, (Half*)out, rows, in, outs, threads);
+    else if (half) product((const Half*)x, (const Half*)panels, bias, (float*)out, rows, in, outs, threads);
+    else product((const float*)x, (const float*)panels, bias, (float*)out, rows, in, outs, threads);
+}
+
+// As `attend`; 1 if it cannot compute heads of this size.
+int paceline_attend(const Step* step, long layer, const void* q, const void* k, const void* v, void* out, long q_step, long k_step, int half) {
+    return half ? attend_any<Half>(*step, layer, q, k, v, out, q_step, k_step) : attend_any<float>(*step, layer, q, k, v, out, q_step, k_step);
+}
+
+}  // extern "C"
