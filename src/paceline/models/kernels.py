@@ -203,14 +203,15 @@ class Projection:
             return _packed_product(x, packed, bias)
         return F.linear(x, _joined(weights, x.dtype), bias)
 
-    def served(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """As a call without gradient on the CPU, by compiled kernels where they multiply better than the libraries."""
+    def served(self, kernels: Kernels) -> Make:
+        """As a call without gradient on the CPU, until the weights change: by compiled kernels, where they multiply better."""
         weights = [layer.weight for layer in self.layers]
         if not kernels.multiplies(weights[0]):
-            return _in_company(self, x)
-        packed = self._packed.get(weights, "panels", lambda: kernels.pack(_joined(weights, x.dtype)))
+            return functools.partial(_in_company, self)
+        packed = self._packed.get(weights, "panels", lambda: kernels.pack(_joined(weights, weights[0].dtype)))
         biases = [layer.bias for layer in self.layers if layer.bias is not None]
-        return kernels.product(x, packed, _joined(biases, torch.float32) if biases else None, self._outs)
+        bias = _joined(biases, torch.float32) if biases else None
+        return functools.partial(kernels.product, packed=packed, bias=bias, outs=self._outs)
 
 
 class _Product(torch.autograd.Function):

@@ -18,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from paceline.models.compiling import compile_parts
 from paceline.models.kernels import Head, Projection, bare_linear, gated, lookup, norm, rotate
 from paceline.models.packed import Attend, Shape
+from paceline.models.served import Served
 from paceline.models.store import copy_into
 from paceline.native.calls import DTYPES, Kernels
 from paceline.types.errors import ModelError
@@ -221,17 +222,19 @@ class SlimDecoder(nn.Module):
         self._after: Callable[..., Any] = Block.after
         self._layers_again = False
         self._kernels: Kernels | None = None
+        self._served: Served | None = None
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         self.shape = replace(spec.shape, parameters=sum(tensor.numel() for tensor in self.parameters()))
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
-        if len(ids) == 1 and self._kernels is None:  # added up as one of many (`Projection`)
+        served = None if torch.is_grad_enabled() else self._served
+        if len(ids) == 1 and served is None:  # added up as one of many (`Projection`)
             return self.hidden(ids.repeat(2), positions.repeat(2), _of_first(attend))[:1]
         cos, sin = self._angles(positions)
         x = lookup(ids, self.model.embed_tokens.weight, self.spec.padding_id, self.compute)
-        if self._kernels is not None and not torch.is_grad_enabled():
-            return self._served(self._kernels, x, cos, sin, attend)
+        if served is not None:
+            return served(x, cos, sin, attend)
         for block in self.model.layers:
             if self._layers_again and torch.is_grad_enabled():
                 x = checkpoint(self._layer, block, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
@@ -244,23 +247,6 @@ class SlimDecoder(nn.Module):
         attended = attend(block.self_attn.layer, *self._before(block, x, cos, sin))
         result: torch.Tensor = self._after(block, x, attended)
         return result
-
-    def _served(self, kernels: Kernels, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """`hidden` by compiled kernels, without a gradient; rounded where the operators round. Writes to x."""
-        eps, heads, kv_heads = self.spec.eps, self.shape.heads, self.shape.kv_heads
-        block: Any
-        added: torch.Tensor | None = None
-        for block in self.model.layers:
-            attention, mlp = block.self_attn, block.mlp
-            rows = attention.qkv.served(kernels.add_norm(x, added, block.input_layernorm.weight, eps), kernels)
-            rows = rows.view(len(x), -1, self.shape.head_dim)
-            norms = (attention.q_norm.weight, attention.k_norm.weight) if self.spec.qk_norm else None
-            kernels.place(rows, norms, eps, cos, sin, heads, kv_heads)
-            attended = attend(attention.layer, *torch.split(rows, [heads, kv_heads, kv_heads], dim=1))
-            added = attention.out.served(attended.reshape(len(x), -1), kernels)
-            inner = mlp.gate_up.served(kernels.add_norm(x, added, block.post_attention_layernorm.weight, eps), kernels)
-            added = mlp.down.served(kernels.gate(inner), kernels)
-        return kernels.add_norm(x, added, self.model.norm.weight, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
@@ -280,6 +266,7 @@ class SlimDecoder(nn.Module):
         dtypes = {tensor.dtype for tensor in self.parameters()}
         fits = self.frequencies.device.type == "cpu" and self.compute in DTYPES and dtypes == {self.compute}
         self._kernels = kernels if fits else None
+        self._served = Served(self.model, self.shape, self.spec.eps, self._kernels) if self._kernels is not None else None
         return self._kernels is not None and all(self._kernels.multiplies(one) for one in self.parameters() if one.dim() == 2)
 
     def load_tensors(self, path: Path) -> str:

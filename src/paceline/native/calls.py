@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch.nn import functional as F
 
 from paceline.native.build import BuildError, library
 from paceline.types.errors import ConfigError
@@ -63,18 +62,20 @@ class Kernels:
         self._multiplies = {dtype: bool(multiplies(dtype == torch.bfloat16)) for dtype in DTYPES}
         self._attend.argtypes = (ctypes.POINTER(Step), long, *[pointer] * 4, long, long, flag)
 
+    def __deepcopy__(self, memo: object) -> Kernels:
+        """Itself: it holds code, no weights."""
+        return self
+
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Whether products with this matrix [out, in] are better made here than by a library, on this processor."""
         return self._multiplies.get(weight.dtype, False) and weight.shape[1] <= _MOST_INPUTS and not weight.shape[1] % 2
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; bfloat16 inputs side by side in pairs."""
-        outs, ins = weight.shape
-        missing = -outs % PANEL
-        panels = (F.pad(weight, (0, 0, 0, missing)) if missing else weight).reshape(-1, PANEL, ins)
-        if weight.dtype == torch.bfloat16:
-            return panels.view(-1, PANEL, ins // 2, 2).transpose(1, 2).contiguous()
-        return panels.transpose(1, 2).contiguous()
+        """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; of bfloat16 in / 2 pairs, as int32."""
+        numbers = weight.view(torch.int32) if weight.dtype == torch.bfloat16 else weight  # a pair is moved as one number
+        missing = -len(numbers) % PANEL
+        whole = torch.cat([numbers, numbers.new_zeros(missing, numbers.shape[1])]) if missing else numbers
+        return whole.view(-1, PANEL, numbers.shape[1]).transpose(1, 2).contiguous()
 
     def product(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outs: int, wide: bool = False) -> torch.Tensor:
         """x [T, in] times a packed matrix, + bias [out] float32, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.

@@ -119,18 +119,17 @@ template <class T> void gate(const T* gate_up, T* out, long rows, long inner, in
 
 // ---- products with a matrix in panels
 
-constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8;
+constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8, PART = 192;
 
 #ifdef __AVX512BF16__
 constexpr bool HALF_PRODUCTS = true;
 
-// BLOCK or fewer rows x [R, in] times one panel. A panel is [in / 2][PANEL][2]: pairs of inputs of PANEL outputs side by side.
-template <int R, class Out>
-void block(const Half* x, long x_step, const Half* panel, long in, const float* bias, Out* out, long out_step, long outs) {
+// One step of PART or fewer inputs, added to the totals: long sums of float32 lose less in parts.
+template <int R> void part(const Half* x, long x_step, const Half* panel, long count, Lanes (*totals)[VECTORS]) {
     __m512 sums[R][VECTORS];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < VECTORS; j++) sums[r][j] = _mm512_setzero_ps();
-    for (long i = 0; i < in; i += 2, panel += 2 * PANEL) {
+    for (long i = 0; i < count; i += 2, panel += 2 * PANEL) {
         __m512bh weights[VECTORS];
         for (int j = 0; j < VECTORS; j++) weights[j] = (__m512bh)_mm512_loadu_si512(panel + 2 * LANES * j);
         for (int r = 0; r < R; r++) {
@@ -140,15 +139,12 @@ void block(const Half* x, long x_step, const Half* panel, long in, const float* 
             for (int j = 0; j < VECTORS; j++) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], weights[j], both);
         }
     }
-    for (int r = 0; r < R; r++) {
-        float row[PANEL];
-        std::memcpy(row, sums[r], sizeof row);
-        for (long j = 0; j < outs; j++) out[r * out_step + j] = narrow<Out>(bias ? row[j] + bias[j] : row[j]);
-    }
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < VECTORS; j++) totals[r][j] += (Lanes)sums[r][j];
 }
 #else
 constexpr bool HALF_PRODUCTS = false;
-template <int R, class Out> void block(const Half*, long, const Half*, long, const float*, Out*, long, long) {}
+template <int R> void part(const Half*, long, const Half*, long, Lanes (*)[VECTORS]) {}
 #endif
 
 #ifdef __AVX512F__
@@ -157,22 +153,33 @@ constexpr bool FLOAT_PRODUCTS = true;
 constexpr bool FLOAT_PRODUCTS = false;
 #endif
 
-template <int R>
-void block(const float* x, long x_step, const float* panel, long in, const float* bias, float* out, long out_step, long outs) {
+template <int R> void part(const float* x, long x_step, const float* panel, long count, Lanes (*totals)[VECTORS]) {
     Lanes sums[R][VECTORS] = {};
-    for (long i = 0; i < in; i++, panel += PANEL) {
+    for (long i = 0; i < count; i++, panel += PANEL) {
         const Lanes* weights = reinterpret_cast<const Lanes*>(panel);
         for (int r = 0; r < R; r++)
             for (int j = 0; j < VECTORS; j++) sums[r][j] += x[r * x_step + i] * weights[j];
     }
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < VECTORS; j++) totals[r][j] += sums[r][j];
+}
+
+// R rows of x times one panel: [in, PANEL], bfloat16 as [in / 2, PANEL, 2], pairs of inputs side by side.
+template <int R, class T, class Out>
+void block(const T* x, long x_step, const T* panel, long in, const float* bias, Out* out, long out_step, long outs) {
+    Lanes totals[R][VECTORS] = {};
+    for (long start = 0; start < in; start += PART) {
+        const long count = in - start < PART ? in - start : PART;
+        part<R>(x + start, x_step, panel + start * PANEL, count, totals);
+    }
     for (int r = 0; r < R; r++) {
         float row[PANEL];
-        std::memcpy(row, sums[r], sizeof row);
-        for (long j = 0; j < outs; j++) out[r * out_step + j] = bias ? row[j] + bias[j] : row[j];
+        std::memcpy(row, totals[r], sizeof row);
+        for (long j = 0; j < outs; j++) out[r * out_step + j] = narrow<Out>(bias ? row[j] + bias[j] : row[j]);
     }
 }
 
-// x [rows, in] times the matrix -> out [rows, outs]. Each number is added up in the order of the inputs, however many rows there are.
+// x [rows, in] times the matrix -> out [rows, outs]. The order of a sum does not depend on how many rows there are.
 template <class T, class Out>
 void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
     const long count = (outs + PANEL - 1) / PANEL;
