@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli.main import app
 from paceline.config.load import dump, load
 from paceline.config.schema import Config
+from paceline.native import machine
 from paceline.types.errors import CheckpointError, ConfigError, DataError, ModelError, PacelineError, TrainerError
 from paceline.types.progress import Progress
 from paceline.types.results import AuditReport, EvalResult, Outcome, Share
@@ -149,6 +150,21 @@ def test_a_plan_says_what_counts_what() -> None:
     assert rows["samples"].startswith("320 ")
     assert rows["sampled tokens"].startswith(f"<= {320 * 24:,} ")
     assert rows["master weights"].startswith("538 ")
+
+
+def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = call("plan", QUICKSTART)
+    assert "warning: rollout.kernels = auto: no C++ compiler on the path" in done.stderr
+    assert "V w x 4 bytes" in done.stdout
+    assert "compiler" not in call("plan", QUICKSTART, "rollout.kernels=torch").stderr
+    assert "compiler" not in call("plan", QUICKSTART, "pool.rollout_devices=[cuda:0]").stderr
+
+
+@pytest.mark.skipif(not machine.panels("bfloat16"), reason="compiled kernels do not multiply bfloat16 on this machine")
+def test_a_plan_counts_panels_where_engines_multiply_by_them() -> None:
+    assert "once more in panels" in plan_rows()["weights"]
+    assert "once more in panels" not in plan_rows("rollout.kernels=torch")["weights"]
 
 
 def test_a_plan_names_frontier_and_replacements_and_needs_no_rounds() -> None:

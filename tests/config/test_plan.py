@@ -149,8 +149,15 @@ FEW = ("rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4",
 """2 x (5 + 8 x 3) = 58 rows per update."""
 
 
-def items(c: Config, shape: ModelShape = SMALL) -> dict[tuple[str, str], int]:
-    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch, panels=False)}
+def items(c: Config, shape: ModelShape = SMALL, panels: bool = False) -> dict[tuple[str, str], int]:
+    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch, panels=panels)}
+
+
+def test_an_engine_that_multiplies_by_panels_needs_no_head_in_float32() -> None:
+    found, plain = items(config(*FEW), panels=True), items(config(*FEW))
+    assert found["engine", "weights"] == 2 * 2 * SMALL.parameters
+    assert ("engine", "head to be packed") not in found
+    assert {key: size for key, size in found.items() if key[0] == "trainer"} == {k: size for k, size in plain.items() if k[0] == "trainer"}
 
 
 def test_memory_items_follow_their_formulas() -> None:

@@ -23,6 +23,7 @@ from paceline.engines.torch_engine import TorchEngine
 from paceline.models.hf import KeepDouble
 from paceline.models.load import load
 from paceline.models.store import write_tensors
+from paceline.native.calls import kernels
 from paceline.ports.fakes.data import MemoryTask, MemoryTracker
 from paceline.ports.fakes.pool import InlinePool
 from paceline.ports.pool import WorkerBody, WorkerSpec
@@ -98,6 +99,7 @@ def make_engine(directory: str, instance: str, slots: int, versions_held: int = 
         clock=lambda: 0.0,
         versions_held=versions_held,
         deterministic=exact is not None,
+        kernels=kernels("auto") if exact else None,
     )
 
 
@@ -118,6 +120,7 @@ def trainer(directory: str, algorithm: dict[str, Any], updates: int, exact: str 
         model=config,
         total_updates=updates,
         deterministic=exact is not None,
+        kernels=kernels("auto") if exact else None,
     )
     return Witness(made, dict(loaded.model.named_parameters()))
 

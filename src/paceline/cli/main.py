@@ -208,10 +208,8 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
     _present(config)
     for warning in warnings(config):
         typer.echo(f"warning: {warning}", err=True)
-    if config.rollout.engine == "torch" and config.rollout.kernels == "auto" and _decodes_on_cpu(config) and machine.compiler() is None:
-        typer.echo(
-            "warning: rollout.kernels = auto: no C++ compiler on the path, so answers take up to twice as long; install g++", err=True
-        )
+    if _lacks_compiler(config):
+        typer.echo("warning: rollout.kernels = auto: no C++ compiler on the path, so answers take longer; install g++ or clang++", err=True)
     return config
 
 
@@ -247,6 +245,11 @@ def _print_plan(config: Config) -> None:
 def _panels(config: Config) -> bool:
     """Whether engines will multiply by compiled kernels."""
     return config.rollout.kernels != "torch" and _decodes_on_cpu(config) and machine.panels(config.model.dtype)
+
+
+def _lacks_compiler(config: Config) -> bool:
+    wanted = config.rollout.engine == "torch" and config.rollout.kernels == "auto" and _decodes_on_cpu(config)
+    return wanted and machine.compiler() is None
 
 
 def _decodes_on_cpu(config: Config) -> bool:

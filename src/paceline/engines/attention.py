@@ -109,9 +109,8 @@ class StepAttention:
         for track in rebuilt:
             prompt = pool.rows(track.prompt.span, 0, len(track.prompt.ids))
             places += self._follow(prompt + pool.rows(track.own, 0, len(track.tokens)), len(prompt), len(places))
-        self._paged = _paged(kernels, pool, tracks, places) if kernels and tracks and suits(pool) else None
-        self._decode = _Decoding(pool, tracks) if tracks and not self._paged else None
-        self._where = pool.spread(places[len(tracks) :] if self._paged else places).flatten()
+        self._decode = _decoding(kernels, pool, tracks, places[: len(tracks)])
+        self._where = pool.spread(places[len(tracks) :]).flatten()
 
     def _follow(self, text: list[int], before: int, first: int) -> list[int]:
         """Let rows from `first` on be those of a text at these places, but for `before` tokens. Their places."""
@@ -123,16 +122,10 @@ class StepAttention:
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
         n, end = self._count, self._prefilled
-        parts: list[torch.Tensor] = []
-        if self._paged is not None:
-            parts.append(self._paged(layer, q[:n], k[:n], v[:n]))
-            if n == len(q):
-                return parts[0]
-            self._pool.write(layer, self._where, k[n:], v[n:])
-        else:
-            self._pool.write(layer, self._where, k, v)
-            if self._decode is not None:
-                parts.append(self._decode(layer, q[:n]))
+        parts = [] if self._decode is None else [self._decode(layer, q[:n], k[:n], v[:n])]
+        if parts and n == len(q):
+            return parts[0]
+        self._pool.write(layer, self._where, k[n:], v[n:])
         if end > n:
             parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
         parts += [self._from_memory(layer, q[one.rows], one) for one in self._behind]
@@ -148,10 +141,14 @@ class StepAttention:
         return result[0].transpose(0, 1).to(q.dtype)
 
 
-def _paged(kernels: Kernels, pool: PagePool, tracks: Sequence[Track], places: Sequence[int]) -> PagedAttention:
-    """Attention of tracks whose last tokens lie at the first of `places`."""
+def _decoding(kernels: Kernels | None, pool: PagePool, tracks: Sequence[Track], places: list[int]) -> Attend | None:
+    """Attention of tracks whose last tokens go to these places, which writes them there first."""
+    if not tracks:
+        return None
+    if kernels is None or not suits(pool):
+        return _Decoding(pool, tracks, places)
     seen = [((track.prompt.span, len(track.prompt.ids)), (track.own, len(track.tokens))) for track in tracks]
-    return PagedAttention(kernels, pool, places[: len(tracks)], seen)
+    return PagedAttention(kernels, pool, places, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +183,9 @@ class _Decoding:
     goes line by line is one operation. A place that no row takes computes what nobody reads.
     """
 
-    def __init__(self, pool: PagePool, tracks: Sequence[Track]) -> None:
+    def __init__(self, pool: PagePool, tracks: Sequence[Track], written: list[int]) -> None:
         shape = pool.shape
+        self._pool, self._where = pool, pool.spread(written).flatten()
         self._scale, self._sizes = shape.scale, (len(tracks), shape.heads, shape.head_dim)
         kv_heads, repeats, d = shape.kv_heads, shape.heads // shape.kv_heads, shape.head_dim
         own = [_Use(track.own, len(track.tokens), (row,)) for row, track in enumerate(tracks)]
@@ -236,8 +234,9 @@ class _Decoding:
             ),
         )
 
-    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """q [n, heads, d] -> [n, heads, d]."""
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q [n, heads, d], k and v [n, kv_heads, d] -> [n, heads, d]; writes k and v to memory first."""
+        self._pool.write(layer, self._where, k, v)
         wide = self._queries.dtype
         torch.index_select(q.to(wide).reshape(-1, self._queries.shape[1]), 0, self._take, out=self._queries)
         with bfloat16_products() if self._many and q.dtype == torch.bfloat16 else nullcontext():
