@@ -206,10 +206,8 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
         raise ConfigError(f"{files[-1]}: expected key=value; one configuration file may come first")
     config = load(Path(files[0]) if files else None, [*words[len(files) :], *(settings or ())])
     _present(config)
-    for warning in warnings(config):
+    for warning in (*warnings(config), *_lacking(config)):
         typer.echo(f"warning: {warning}", err=True)
-    if _lacks_compiler(config):
-        typer.echo("warning: rollout.kernels = auto: no C++ compiler on the path, so answers take longer; install g++ or clang++", err=True)
     return config
 
 
@@ -247,9 +245,11 @@ def _panels(config: Config) -> bool:
     return config.rollout.kernels != "torch" and _decodes_on_cpu(config) and machine.panels(config.model.dtype)
 
 
-def _lacks_compiler(config: Config) -> bool:
+def _lacking(config: Config) -> Iterator[str]:
+    """What this machine lacks."""
     wanted = config.rollout.engine == "torch" and config.rollout.kernels == "auto" and _decodes_on_cpu(config)
-    return wanted and machine.compiler() is None
+    if wanted and machine.compiler() is None:
+        yield "rollout.kernels = auto: no C++ compiler on the path, so answers take longer; install g++ or clang++"
 
 
 def _decodes_on_cpu(config: Config) -> bool:
