@@ -49,11 +49,13 @@ def test_log_probs_equal_a_full_forward_for_mixed_lengths_and_temperatures(tmp_p
     assert largest_gap(plain[0], drain(serving), temperature_of) <= bound
 
 
-def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_path):
-    small = tiny(tmp_path / "m", implementation="transformers")
-    serving = engine(small, slots=7, kv_tokens=200)
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_path, dtype, bound, kernels):
+    small = tiny(tmp_path / "m", dtype, implementation="transformers")
+    serving = engine(small, slots=7, kv_tokens=200, kernels=kernels)
     serving.submit(workload())
-    assert largest_gap(small[0], drain(serving), temperature_of) <= 1e-10
+    assert largest_gap(small[0], drain(serving), temperature_of) <= bound
 
 
 @pytest.mark.parametrize("slots", [2, 24])

@@ -206,70 +206,97 @@ void product(const T* x, const T* panels, const float* bias, Out* out, long rows
 
 // ---- attention over pages
 
-inline float sum(const Lanes& x) {
+// The sums of LANES vectors, side by side.
 #ifdef __AVX512F__
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    float part[LANES];
-    std::memcpy(part, &x, sizeof part);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int j = 0; j < half; j++) part[j] += part[j + half];
-    return part[0];
-#endif
+inline __m512 halves(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }
+
+inline __m512 quarters(const Lanes* x) {  // of four vectors: in each 128 bits the sums of these 128 bits
+    const __m512d a = _mm512_castps_pd(halves((__m512)x[0], (__m512)x[1])), b = _mm512_castps_pd(halves((__m512)x[2], (__m512)x[3]));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
 }
+
+inline __m512 across(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+inline void sums(const Lanes (&x)[LANES], float* out) {
+    const __m512 low = across(quarters(x), quarters(x + 4)), high = across(quarters(x + 8), quarters(x + 12));
+    _mm512_storeu_ps(out, across(low, high));
+}
+#else
+inline void sums(const Lanes (&x)[LANES], float* out) {
+    for (int i = 0; i < LANES; i++) {
+        float part[LANES];
+        std::memcpy(part, &x[i], sizeof part);
+        for (int half = LANES / 2; half; half /= 2)
+            for (int j = 0; j < half; j++) part[j] += part[j + half];
+        out[i] = part[0];
+    }
+}
+#endif
 
 constexpr long LONGEST_PAGE = 64;
 
 // R query heads that share a KV head attend to one page after the other; what they have is rescaled to the largest score so far.
 template <int D, int R> struct Queries {
     static constexpr int N = D / LANES;
-    Lanes q[R][N], result[R][N];
-    float most[R], total[R];
+    Lanes q[R][N], result[R][N], total[R];
+    float most[R];
 
     template <class T> void begin(const T* rows, float scale) {
         for (int r = 0; r < R; r++) {
             float copy[D];
             for (int i = 0; i < D; i++) copy[i] = wide(rows[r * D + i]) * scale;
             std::memcpy(q[r], copy, sizeof copy);
-            most[r] = -INFINITY, total[r] = 0;
+            most[r] = -INFINITY, total[r] = Lanes{};
             for (int j = 0; j < N; j++) result[r][j] = Lanes{};
         }
     }
 
     void page(const float* keys, const float* values, long tokens) {
         float weights[R][LONGEST_PAGE];
-        for (long t = 0; t < tokens; t++)
+        const long whole = (tokens + LANES - 1) / LANES * LANES;
+        for (long start = 0; start < tokens; start += LANES)
             for (int r = 0; r < R; r++) {
-                const Lanes* key = reinterpret_cast<const Lanes*>(keys + t * D);
-                Lanes partial = q[r][0] * key[0];
-                for (int j = 1; j < N; j++) partial += q[r][j] * key[j];
-                weights[r][t] = sum(partial);
+                Lanes partial[LANES] = {};
+                const long here = tokens - start < LANES ? tokens - start : LANES;
+                for (long t = 0; t < here; t++) {
+                    const Lanes* key = reinterpret_cast<const Lanes*>(keys + (start + t) * D);
+                    for (int j = 0; j < N; j++) partial[t] += q[r][j] * key[j];
+                }
+                sums(partial, weights[r] + start);
+                for (long t = here; t < LANES; t++) weights[r][start + t] = -INFINITY;
             }
         for (int r = 0; r < R; r++) {
-            float largest = most[r], added = 0;
-            for (long t = 0; t < tokens; t++) largest = weights[r][t] > largest ? weights[r][t] : largest;
-            for (long t = 0; t < tokens; t++) weights[r][t] = exponential(weights[r][t] - largest);
-            for (long t = 0; t < tokens; t++) added += weights[r][t];
+            float largest = most[r];
+            for (long t = 0; t < whole; t++) largest = weights[r][t] > largest ? weights[r][t] : largest;
+            Lanes added = {};
+            for (long t = 0; t < whole; t += LANES) {
+                for (int i = 0; i < LANES; i++) weights[r][t + i] = exponential(weights[r][t + i] - largest);
+                added += *reinterpret_cast<const Lanes*>(weights[r] + t);
+            }
             const float shrink = exponential(most[r] - largest);
             total[r] = total[r] * shrink + added;
             most[r] = largest;
             for (int j = 0; j < N; j++) result[r][j] *= shrink;
         }
-        Lanes sums[R][N];
-        std::memcpy(sums, result, sizeof sums);
+        Lanes here[R][N];
+        std::memcpy(here, result, sizeof here);
         for (long t = 0; t < tokens; t++)
             for (int j = 0; j < N; j++) {
                 const Lanes value = reinterpret_cast<const Lanes*>(values + t * D)[j];
-                for (int r = 0; r < R; r++) sums[r][j] += weights[r][t] * value;
+                for (int r = 0; r < R; r++) here[r][j] += weights[r][t] * value;
             }
-        std::memcpy(result, sums, sizeof sums);
+        std::memcpy(result, here, sizeof here);
     }
 
     template <class T> void end(T* rows) const {
         for (int r = 0; r < R; r++) {
-            float copy[D];
+            float copy[D], parts[LANES], whole = 0;
             std::memcpy(copy, result[r], sizeof copy);
-            for (int i = 0; i < D; i++) rows[r * D + i] = narrow<T>(copy[i] / total[r]);
+            std::memcpy(parts, &total[r], sizeof parts);
+            for (float part : parts) whole += part;
+            for (int i = 0; i < D; i++) rows[r * D + i] = narrow<T>(copy[i] / whole);
         }
     }
 };
@@ -295,7 +322,11 @@ template <int D, int R, class T> void attend_heads(const Step& step, const float
     Queries<D, R> queries;
     queries.begin(q, step.scale);
     for (long entry = step.first[row]; entry < step.first[row + 1]; entry++) {
-        const long page = (step.pages[entry] * step.kv_heads + kv) * step.size * D;
+        const auto at = [&](long entry) { return (step.pages[entry] * step.kv_heads + kv) * step.size * D; };
+        const long page = at(entry);
+        if (entry + 1 < step.first[row + 1])
+            for (long i = 0; i < step.tokens[entry + 1] * D; i += LANES)
+                __builtin_prefetch(keys + at(entry + 1) + i), __builtin_prefetch(values + at(entry + 1) + i);
         queries.page(keys + page, values + page, step.tokens[entry]);
     }
     queries.end(out);
@@ -333,7 +364,7 @@ void attend(const Step& step, long layer, const T* q, const T* k, const T* v, T*
     }
 #pragma omp parallel for num_threads(step.threads) if (several)
     for (long pair = 0; pair < pairs; pair++) {
-        const long row = pair / step.kv_heads, kv = pair % step.kv_heads, head = kv * repeats * D;
+        const long kv = pair / step.rows, row = pair % step.rows, head = kv * repeats * D;
         attend_row<D>(step, keys, values, row, kv, q + row * q_step + head, out + row * step.heads * D + head);
     }
 }
