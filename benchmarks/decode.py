@@ -33,7 +33,6 @@ from transformers import AutoModelForCausalLM
 from evidence import ROOT, Quiet, best_seconds, measured, sources
 from paceline.config.schema import ModelConfig
 from paceline.models.load import resolve
-from paceline.models.packed import PackedModel
 from paceline.models.smollm2 import NAME
 from paceline.ports.rollout import Failure
 from paceline.runtime.process import MEMORY
@@ -86,10 +85,11 @@ def paceline(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {"tokens_per_s": {}, "longest_step_to_median": {}, "model_alone_ms": {}}
     rolled(engine(model, 8, job.tokens), requests(8, 4))
     for batch in job.batches:
-        rate, steps = rolled(engine(model, batch, job.tokens), requests(batch, job.tokens))
+        serving = engine(model, batch, job.tokens)
+        rate, steps = rolled(serving, requests(batch, job.tokens))
         found["tokens_per_s"][batch] = rate
         found["longest_step_to_median"][batch] = max(steps) / statistics.median(steps)
-        found["model_alone_ms"][batch] = 1e3 * best_seconds(lambda batch=batch: alone(model.model, batch))
+        found["model_alone_ms"][batch] = 1e3 * best_seconds(lambda serving=serving, batch=batch: alone(serving, batch))
     weights = model.model.shape.parameters
     return found | {
         "parameters": weights,
@@ -115,8 +115,9 @@ def rolled(serving: Any, work: Sequence[Request]) -> tuple[float, list[float]]:
 
 
 @torch.inference_mode()
-def alone(model: PackedModel, rows: int) -> torch.Tensor:
+def alone(serving: Any, rows: int) -> torch.Tensor:
     """One step of so many rows without attention, sampling and scheduling."""
+    model = serving._models[0]
     return model.logits(model.hidden(torch.full((rows,), 100), torch.arange(rows), lambda layer, q, k, v: q))
 
 

@@ -89,11 +89,9 @@ def run(overrides: Sequence[str], scratch: Path) -> dict[str, Any]:
     assert shape is not None
     found: dict[str, Any] = {}
     for process, name in (("engine", "rollout-0"), ("trainer", "trainer")):
-        items = [
-            item
-            for item in memory(config, shape, schedule(config).groups_per_dispatch, panels=panels(config.model.dtype))
-            if item.process == process
-        ]
+        native = panels(config.model.dtype, shape.head_dim, shape.intermediate)
+        estimate = memory(config, shape, schedule(config).groups_per_dispatch, panels=native)
+        items = [item for item in estimate if item.process == process]
         estimated, peak = sum(item.bytes for item in items), int((scratch / f"{name}.peak").read_text())
         found[process] = {
             "peak_bytes": peak,

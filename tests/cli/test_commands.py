@@ -161,7 +161,7 @@ def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch: pytest.
     assert "compiler" not in call("plan", QUICKSTART, "pool.rollout_devices=[cuda:0]").stderr
 
 
-@pytest.mark.skipif(not machine.panels("bfloat16"), reason="compiled kernels do not multiply bfloat16 on this machine")
+@pytest.mark.skipif(not machine.panels("bfloat16", 64, 1536), reason="compiled kernels do not multiply bfloat16 on this machine")
 def test_a_plan_counts_panels_where_engines_multiply_by_them() -> None:
     assert "once more in panels" in plan_rows()["weights"]
     assert "once more in panels" not in plan_rows("rollout.kernels=torch")["weights"]

@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.runs import train, trained
 
 from paceline.models.tiny import write_tiny
+from paceline.native.machine import compiler
 
 pytestmark = pytest.mark.timeout(0)  # every process has its own limit: `runs.LIMIT_S`
 
@@ -47,7 +48,7 @@ def length(completions, gold, **columns):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("exact")
-    write_tiny(root / "model")
+    write_tiny(root / "model", width=64)
     (root / "reward.py").write_text(REWARD)
     (root / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"say hello {i}", "answer": str(i)}) for i in range(8)))
     (root / "config.toml").write_text(CONFIG.format(root=root))
@@ -70,5 +71,8 @@ def test_a_pipelined_run_in_two_halves_has_the_bits_of_a_serial_one_and_resumes_
     assert other.returncode != 0
     for changed in ("pool.trainer_threads: 1 -> 2", "trainer.head_chunk: 512 -> 64", "instruction set: .* -> AVX2"):
         assert re.search(changed, other.stderr), other.stderr
+    other = train(config, "run.updates=4", *pipelined, "rollout.kernels=torch", resume=True)
+    assert (other.returncode != 0) == (compiler() is not None)
+    assert compiler() is None or re.search("compiled kernels: kernels [0-9a-f]+ -> none", other.stderr), other.stderr
     trained(config, "run.updates=4", *pipelined, resume=True)
     assert bits(place, "pipelined") == bits(place, "serial")

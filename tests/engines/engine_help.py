@@ -38,9 +38,12 @@ def engine(loaded_decode, *, slots=8, kv_tokens=4096, page=4, kernels="torch", *
     loaded, decode = loaded_decode
     options["kernels"] = compiled(kernels)
     ticks = itertools.count()
-    return TorchEngine(
+    serving = TorchEngine(
         loaded, instance="e0", slots=slots, kv_tokens=kv_tokens, decode=decode, clock=lambda: float(next(ticks)), page=page, **options
     )
+    if kernels == "native" and loaded.model.compute != torch.float64:
+        assert not serving.without_kernels, serving.without_kernels
+    return serving
 
 
 def request(group, sample, prompt, *, seed=7, version=0, attempt=1, purpose="train", max_tokens=12, **sampling):

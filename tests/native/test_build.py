@@ -6,6 +6,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from paceline.native import build, calls, machine
 from paceline.native.build import BuildError, library
@@ -31,8 +32,8 @@ def script(path, text):
 @needs_compiler
 def test_those_who_come_together_wait_for_the_one_that_compiles(cache, tmp_path, monkeypatch):
     count = tmp_path / "count"
-    real = machine.compiler()
-    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'case "$*" in *" -c "*) echo x >> {count};; esac; exec {real} "$@"'))
+    real = " ".join(machine.compiler())
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'case "$*" in *" -c "*) echo x >> {count};; esac; exec  {real} "$@"'))
     monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
     build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
     with ThreadPoolExecutor(3) as pool:
@@ -44,20 +45,20 @@ def test_those_who_come_together_wait_for_the_one_that_compiles(cache, tmp_path,
 
 @needs_compiler
 def test_flags_that_a_compiler_does_not_know_are_left_out(tmp_path, monkeypatch):
-    real = machine.compiler()
+    real = " ".join(machine.compiler())
     refuse = 'case "$*" in *-fopenmp*|*native*) echo "unknown flag" >&2; exit 1;; esac'
-    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {real} "$@"'))
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec  {real} "$@"'))
     monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
     build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
     assert library().answer() == 42
 
 
 def test_other_code_or_another_compiler_gets_a_library_of_its_own(tmp_path, monkeypatch):
-    before = build._digest("/bin/true")
-    assert build._digest("/bin/false") != before
+    before = build._digest(["/bin/true"])
+    assert build._digest(["/bin/false"]) != before
     monkeypatch.setattr(build, "SOURCE", tmp_path / "other.cpp")
     build.SOURCE.write_text("// other")
-    assert build._digest("/bin/true") != before
+    assert build._digest(["/bin/true"]) != before
 
 
 def test_without_a_compiler_auto_goes_on_with_a_warning_and_native_is_refused(monkeypatch, caplog):
@@ -80,19 +81,60 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", "exit 0"))
-    with pytest.raises(BuildError, match=r"file/cache/kernels-.*Not a directory"):
+    with pytest.raises(BuildError, match=r"NotADirectoryError: .*file/cache"):
         library()
 
 
 @needs_compiler
-def test_a_damaged_library_is_an_error_and_not_a_crash(cache, tmp_path, monkeypatch):
+def test_a_damaged_library_is_made_again(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
     build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
-    target = cache / f"kernels-{build._digest(machine.compiler())}.so"
     cache.mkdir()
-    target.write_bytes(b"not a library")
-    with pytest.raises(BuildError, match=str(target)):
+    (cache / f"kernels-{build._digest(machine.compiler())}.so").write_bytes(b"not a library")
+    assert library().answer() == 42
+
+
+@needs_compiler
+def test_a_library_that_is_there_is_opened_without_writing_anything(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
+    build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
+    library()
+    (cache / ".kernels.lock").unlink()
+    assert library().answer() == 42
+    assert not (cache / ".kernels.lock").exists()
+
+
+@needs_compiler
+def test_threads_whose_runtime_is_not_here_are_left_out(tmp_path, monkeypatch):
+    real = " ".join(machine.compiler())
+    missing = 'case "$*" in *-fopenmp*" -c "*) more=-DMISSING;; esac'
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{missing}; exec {real} $more "$@"'))
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
+    build.SOURCE.write_text(
+        '#ifdef MISSING\nextern "C" int nowhere();\nint found = nowhere();\n#endif\nextern "C" int answer() { return 42; }\n'
+    )
+    assert library().answer() == 42
+
+
+@needs_compiler
+def test_a_compiler_may_be_named_with_arguments(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", " ".join([*machine.compiler(), "-DANSWER=41"]))
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
+    build.SOURCE.write_text('extern "C" int answer() { return ANSWER; }\n')
+    assert library().answer() == 41
+
+
+def test_a_compiler_that_hangs_or_cannot_be_run_is_no_reason_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_SECONDS", 0.3)
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", "sleep 9"))
+    with pytest.raises(BuildError, match=r"not done after 0\.3 s"):
         library()
+    (tmp_path / "bare").write_bytes(b"\x7fELF nothing")
+    (tmp_path / "bare").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "bare"))
+    with pytest.raises(BuildError, match="Exec format error"):
+        library()
+    assert calls.kernels("auto") is None
 
 
 def test_torch_is_asked_for_by_name(monkeypatch):
@@ -100,26 +142,28 @@ def test_torch_is_asked_for_by_name(monkeypatch):
     assert calls.kernels("torch") is None
 
 
-@pytest.mark.parametrize(("dtype", "flags", "expected"), [
-    ("bfloat16", "fpu avx512f avx512_bf16", True),
-    ("bfloat16", "fpu avx512f", False),
-    ("float32", "fpu avx512f", True),
-    ("float32", "fpu avx2", False),
-    ("float64", "fpu avx512f avx512_bf16", False),
+@pytest.mark.parametrize(("dtype", "head_dim", "inputs", "flags", "expected"), [
+    ("bfloat16", 64, 1536, "fpu avx512f avx512_bf16", True),
+    ("bfloat16", 64, 1536, "fpu avx512f", False),
+    ("bfloat16", 8, 1536, "fpu avx512f avx512_bf16", False),
+    ("bfloat16", 64, 40_000, "fpu avx512f avx512_bf16", False),
+    ("float32", 128, 4096, "fpu avx512f", True),
+    ("float32", 128, 4096, "fpu avx2", False),
+    ("float64", 64, 1536, "fpu avx512f avx512_bf16", False),
 ])  # fmt: skip
-def test_panels_are_expected_where_the_processor_has_the_feature(tmp_path, monkeypatch, dtype, flags, expected):
+def test_panels_are_expected_where_the_processor_has_the_feature(tmp_path, monkeypatch, dtype, head_dim, inputs, flags, expected):
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", "exit 0"))
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
-    assert machine.panels(dtype, tmp_path / "cpuinfo") is expected
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : Some CPU\nflags\t\t: {flags}\n\nprocessor : 1\nflags : fpu\n")
+    assert machine.processor(tmp_path / "cpuinfo") == ("Some CPU", frozenset(flags.split()))
+    assert machine.panels(dtype, head_dim, inputs, tmp_path / "cpuinfo") is expected
+    assert machine.panels(dtype, head_dim, inputs, tmp_path / "nowhere") is False
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert machine.panels(dtype, tmp_path / "cpuinfo") is False
+    assert machine.panels(dtype, head_dim, inputs, tmp_path / "cpuinfo") is False
 
 
 @needs_compiler
 @pytest.mark.skipif(not os.path.exists("/proc/cpuinfo"), reason="no /proc/cpuinfo here")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_is_expected_of_this_machine_is_what_was_compiled(monkeypatch, dtype):
-    import torch
-
-    monkeypatch.delenv("PACELINE_CACHE")
-    assert calls.kernels("native").multiplies(torch.empty(2, 2, dtype=getattr(torch, dtype))) is machine.panels(dtype)
+def test_what_is_expected_of_this_machine_is_what_was_compiled(dtype):
+    weight = torch.empty(2, 2, dtype=getattr(torch, dtype))
+    assert calls.kernels("native").multiplies(weight) is machine.panels(dtype, 64, 2)

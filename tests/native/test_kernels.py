@@ -141,6 +141,33 @@ def test_rows_attend_to_their_pages_as_to_a_whole_text(native, dtype, heads, kv_
         close(found[row], torch.einsum("hn,hnd->hd", weights, values).to(dtype), units=2)
 
 
+@pytest.mark.parametrize("size", [4, 16, 17, 33, 64])
+def test_pages_of_any_size_and_rows_at_any_distance_give_the_same(native, size):
+    lengths = (1, 15, 16, 17, 31, 64, 65, 200)
+    pool, texts, spans = paged(torch.float32, lengths, size=size)
+    packed = numbers(len(lengths), 10, 16, seed=9)
+    found = attended(native, pool, texts, spans, packed[:, :6])
+    for row, (k, v) in enumerate(texts):
+        keys, values = (x.double().repeat_interleave(3, dim=1) for x in (k, v))
+        weights = (torch.einsum("hd,nhd->hn", packed[row, :6].double(), keys) / 4).softmax(dim=-1)
+        close(found[row], torch.einsum("hn,nhd->hd", weights, values).float(), units=2)
+
+
+def test_neighbours_and_threads_change_no_bit_of_attention():
+    lengths = (9, 33, 2, 70, 64, 12)
+    pool, texts, spans = paged(torch.float32, lengths, size=32)
+    q, before, found = numbers(len(lengths), 6, 16, seed=9), torch.get_num_threads(), []
+    for threads, parts in ((2, [range(6)]), (1, [[row] for row in range(6)]), (2, [[5, 4], [0, 1, 2, 3]])):
+        torch.set_num_threads(threads)
+        result = torch.empty(6, 6, 16)
+        for part in map(list, parts):
+            result[part] = attended(kernels("native"), pool, [texts[row] for row in part], [spans[row] for row in part], q[part])
+        found.append(result)
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_scores_too_large_for_an_exponential_give_the_value_of_the_largest(native):
     pool, texts, spans = paged(torch.float32, (9,))
     q = 1e4 * texts[0][0][3].repeat_interleave(3, dim=0)[None]
@@ -158,19 +185,25 @@ def test_a_number_that_is_none_reaches_the_result(native):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neighbours_and_threads_change_no_bit_of_a_row(dtype):
-    ins, outs, rows = 576, 500, 23
+    ins, outs, rows, d = 576, 500, 70, 64
     native, x, weight = kernels("native"), numbers(rows, ins, dtype=dtype), numbers(outs, ins, dtype=dtype, seed=1)
     factors = numbers(ins, dtype=dtype, seed=2)
 
-    def all_of(rows):
-        pieces = [native.add_norm(rows.clone(), rows, factors, 1e-5), native.gate(rows)]
+    angles = numbers(rows, 1, d // 2, seed=3)
+    cos, sin = torch.cat((angles.cos(),) * 2, dim=-1), torch.cat((-angles.sin(), angles.sin()), dim=-1)
+
+    def all_of(here):
+        rows = x[here]
+        heads = rows.clone().view(len(rows), -1, d)
+        native.place(heads, (factors[:d], factors[d : 2 * d]), 1e-5, cos[here], sin[here], 5, 2)
+        pieces = [native.add_norm(rows.clone(), rows, factors, 1e-5), native.gate(rows), heads.flatten(1)]
         if native.multiplies(weight):
             pieces.append(native.product(rows, native.pack(weight), None, outs))
         return torch.cat(pieces, dim=1)
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    whole = all_of(x)
+    whole = all_of(slice(0, rows))
     torch.set_num_threads(1)
-    assert torch.equal(whole, torch.cat([all_of(x[row : row + 1]) for row in range(rows)]))
+    assert torch.equal(whole, torch.cat([all_of(slice(row, row + 1)) for row in range(rows)]))
     torch.set_num_threads(before)

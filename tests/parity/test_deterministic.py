@@ -20,7 +20,7 @@ Bits = tuple[list[tuple[tuple[int, int], bytes, bytes]], dict[str, bytes]]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny") / "model")
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "model", width=64)
 
 
 def bits(run: Played) -> Bits:

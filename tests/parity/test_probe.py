@@ -24,7 +24,7 @@ class Pair:
     """A trainer and an engine on the tiny model in bfloat16; the engine may keep one old matrix whatever it is sent."""
 
     def __init__(self, root: Path, stale: bool, choice: Choice) -> None:
-        config = ModelConfig(path=str(write_tiny(root / "model")), dtype="bfloat16")
+        config = ModelConfig(path=str(write_tiny(root / "model", width=64)), dtype="bfloat16")
         trained, served = load(config, train=True), load(config)
         self.root, self.stale, self.version = root, stale, -1
         self.master = dict(trained.model.named_parameters())

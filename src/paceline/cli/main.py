@@ -237,18 +237,21 @@ def _print_plan(config: Config) -> None:
     if not console.is_terminal:
         console.width = 140
     rows = [task_rows(task, section) for section, task in task_sections(config).items() if section != "eval.task"]
-    console.print(plan_text(make_plan(config, rows, _shape(config), panels=_panels(config))))
+    shape = _shape(config)
+    console.print(plan_text(make_plan(config, rows, shape, panels=shape is not None and _panels(config, shape))))
 
 
-def _panels(config: Config) -> bool:
-    """Whether engines will multiply by compiled kernels."""
-    return config.rollout.kernels != "torch" and _decodes_on_cpu(config) and machine.panels(config.model.dtype)
+def _panels(config: Config, shape: ModelShape) -> bool:
+    """Whether engines will multiply by compiled kernels, as far as it can be told without a model."""
+    wanted = config.rollout.kernels != "torch" and config.model.implementation != "transformers" and _decodes_on_cpu(config)
+    inputs = max(shape.width, shape.intermediate, shape.heads * shape.head_dim)
+    return wanted and machine.panels(config.model.dtype, shape.head_dim, inputs)
 
 
 def _lacking(config: Config) -> Iterator[str]:
     """What this machine lacks."""
-    wanted = config.rollout.engine == "torch" and config.rollout.kernels == "auto" and _decodes_on_cpu(config)
-    if wanted and machine.compiler() is None:
+    wanted = config.rollout.engine == "torch" and config.rollout.kernels == "auto" and config.model.dtype != "float64"
+    if wanted and _decodes_on_cpu(config) and machine.compiler() is None:
         yield "rollout.kernels = auto: no C++ compiler on the path, so answers take longer; install g++ or clang++"
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,10 @@ from paceline.types.results import AuditReport, EvalResult, Outcome
 if TYPE_CHECKING:
     from paceline.ports.pool import Pool
 
+_log = logging.getLogger(__name__)
 PROBLEMS = "problems of the evaluation"
+KERNELS = "compiled kernels"
+"""Part of a deterministic run's identity."""
 """What `rows.json` calls them, beside the names of tasks."""
 
 
@@ -132,6 +136,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
+    workers = _bound(workers, data.contents.get(KERNELS, ""))
     task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
     for line in _counted(task):
         on_progress(Progress(0, config.run.updates, {}, "data", line))
@@ -371,6 +376,15 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
+def _bound(workers: Workers, kernels_name: str) -> Workers:
+    """Workers whose engines of this module decode by these kernels only."""
+    own, named = f"{__name__}:{rollout_body.__name__}", {"kernels_name": kernels_name}
+    return replace(
+        workers,
+        rollout=tuple(replace(spec, arguments={**spec.arguments, **named}) if spec.factory == own else spec for spec in workers.rollout),
+    )
+
+
 def _emulates(config: Config) -> bool:
     return config.rollout.engine == "emulated"
 
@@ -410,8 +424,11 @@ def _default_threads(config: Config) -> int:
     return cores if config.schedule.preset == "serial" and not config.run.deterministic else max(1, cores // 2)
 
 
-def rollout_body(config: Config, instance: str) -> WorkerBody:
-    """Factory of a rollout worker."""
+def rollout_body(config: Config, instance: str, kernels_name: str = "") -> WorkerBody:
+    """Factory of a rollout worker. kernels_name: of the compiled kernels that a deterministic run is bound to, or `none`.
+
+    Raises ConfigError where it must decode by kernels that this process does not have, or that do not suit the model.
+    """
     from time import monotonic
 
     from paceline.engines.torch_engine import TorchEngine
@@ -423,6 +440,10 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
     loaded = load(config.model, device=device)
     tokenizer = load_tokenizer(loaded.directory)
     rollout = config.rollout
+    found = kernels(rollout.kernels) if device == "cpu" else None
+    if kernels_name not in ("", found.name if found else "none"):
+        have = found.name if found else "no compiled kernels"
+        raise ConfigError(f"run.deterministic: {instance} has {have}, the run's compiled kernels are {kernels_name}")
     engine = TorchEngine(
         loaded,
         instance=instance,
@@ -432,8 +453,12 @@ def rollout_body(config: Config, instance: str) -> WorkerBody:
         clock=monotonic,
         versions_held=rollout.versions_held,
         deterministic=config.run.deterministic,
-        kernels=kernels(rollout.kernels) if device == "cpu" else None,
+        kernels=found,
     )
+    if rollout.kernels == "native" and engine.without_kernels:
+        raise ConfigError(f"rollout.kernels = 'native': {engine.without_kernels}")
+    if found and engine.without_kernels:
+        _log.warning("decoding runs on torch's operators: %s", engine.without_kernels)
     return RolloutBody(engine)
 
 
@@ -493,7 +518,7 @@ def data_body(config: Config) -> WorkerBody:
     directory, computer = resolve(config.model.path), dict[str, str]()
     if config.run.deterministic:
         found = kernels(config.rollout.kernels)
-        computer = numerics() | {"compiled kernels": found.name if found else "none"}
+        computer = numerics() | {KERNELS: found.name if found else "none"}
     return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 
 

@@ -65,8 +65,8 @@ class RolloutConfig(Section):
     """`torch` = decodes in its process; `emulated` = computes when trajectories would end, with a trainer alike: load tests of the
     runtime without a model, see `[emulated]`."""
     kernels: Literal["auto", "native", "torch"] = "auto"
-    """What decodes on a CPU beside torch's operators: `native` = kernels compiled here at the first start, which needs a C++ compiler;
-    `torch` = nothing; `auto` = native where it can be had."""
+    """What decodes bfloat16 and float32 on a CPU: `native` = kernels that are compiled at the first start, which needs a C++ compiler;
+    `torch` = its operators; `auto` = native where it can be had."""
     instances: int = Field(default=1, ge=1)
     """Engine processes."""
     slots: int = Field(default=64, ge=1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional as F
 
-from paceline.engines.paged import PagedAttention, suits
+from paceline.engines.paged import PagedAttention
 from paceline.engines.pages import End, PagePool, Span
 from paceline.models.attend import causal
 from paceline.models.kernels import bfloat16_products
@@ -96,7 +96,7 @@ class StepAttention:
         rebuilt: Sequence[Track] = (),
         kernels: Kernels | None = None,
     ) -> None:
-        """parts: those that begin their prompts come first. kernels: compiled ones, to decode by where they suit the memory."""
+        """parts: those that begin their prompts come first. kernels: compiled ones, that can read the memory."""
         self._pool, self._count = pool, len(tracks)
         begin = [part for part in parts if not part.start]
         self._prefill: Attend = causal([part.stop for part in begin], pool.shape.scale)
@@ -122,10 +122,11 @@ class StepAttention:
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d] -> [T, heads, d]."""
         n, end = self._count, self._prefilled
-        parts = [] if self._decode is None else [self._decode(layer, q[:n], k[:n], v[:n])]
-        if parts and n == len(q):
-            return parts[0]
+        if self._decode is not None and n == len(q):
+            return self._decode(layer, q, k, v)
+        # First: a row may continue a prompt that is read in this very forward.
         self._pool.write(layer, self._where, k[n:], v[n:])
+        parts = [] if self._decode is None else [self._decode(layer, q[:n], k[:n], v[:n])]
         if end > n:
             parts.append(self._prefill(layer, q[n:end], k[n:end], v[n:end]))
         parts += [self._from_memory(layer, q[one.rows], one) for one in self._behind]
@@ -145,7 +146,7 @@ def _decoding(kernels: Kernels | None, pool: PagePool, tracks: Sequence[Track], 
     """Attention of tracks whose last tokens go to these places, which writes them there first."""
     if not tracks:
         return None
-    if kernels is None or not suits(pool):
+    if kernels is None:
         return _Decoding(pool, tracks, places)
     seen = [((track.prompt.span, len(track.prompt.ids)), (track.own, len(track.tokens))) for track in tracks]
     return PagedAttention(kernels, pool, places, seen)

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 import torch
 
 from paceline.engines.pages import PagePool, Span
-from paceline.native.calls import HEAD_DIMS, LONGEST_PAGE, Kernels, Step
+from paceline.native.calls import Kernels, Step
+from paceline.native.machine import HEAD_DIMS, LONGEST_PAGE
 
 Seen = Sequence[tuple[Span, int]]
 """What a row attends to, its own token included: spans in order, each with how many of its tokens."""
 
 
-def suits(pool: PagePool) -> bool:
-    """Whether the kernel can read this memory."""
-    known = pool.dtype == torch.float32 and pool.shape.head_dim in HEAD_DIMS and pool.size <= LONGEST_PAGE
-    return known and pool.device.type == "cpu"
+def misfit(pool: PagePool) -> str:
+    """Why the kernel cannot read this memory; empty if it can."""
+    for what, fits in (
+        (f"on {pool.device}", pool.device.type == "cpu"),
+        (f"in {pool.dtype}", pool.dtype == torch.float32),
+        (f"with heads of {pool.shape.head_dim}", pool.shape.head_dim in HEAD_DIMS),
+        (f"in pages of {pool.size} tokens", pool.size <= LONGEST_PAGE),
+    ):
+        if not fits:
+            return f"attention is not compiled for keys and values {what}"
+    return ""
 
 
 def pages(pool: PagePool, seen: Seen) -> list[tuple[int, int]]:

@@ -4,7 +4,9 @@
 2. A tile is full. What is missing repeats the last row, which writes the same keys and values to the same place once more.
 3. A row attends to its pages one after the other, first those of its prompt, then its own. Which positions share a page follows
    from the trajectory alone; a page that only a neighbour has leaves sums as they are (times 1, plus 0).
-4. Tiles run in the order of the rows, so a prompt's keys are there before the rows behind it ask for them.
+4. Tiles run one after the other, tokens of prompts first, so a prompt's keys are there before the rows behind it ask for them.
+
+Compiled kernels (`native`) treat every row by itself in any number: with them all rows run together, and all write before any reads.
 
 That kernels of one shape treat all rows alike is a property of the machine and its libraries: `prove` checks it where it is relied upon.
 """
@@ -103,12 +105,16 @@ def hidden(model: PackedModel, pool: PagePool, rows: Sequence[TokenRow], kernels
         ids, positions = torch.tensor([[row.token for row in rows], [row.position for row in rows]])
         attend = PagedAttention(kernels, pool, [_own_place(pool, row) for row in rows], [row.spans() for row in rows])
         return model.hidden(ids, positions, attend)
+    order = sorted(range(len(rows)), key=lambda index: rows[index].own is not None)
     parts = []
     for tile in _tiles(len(rows)):
-        members = [rows[index] for index in tile]
+        members = [rows[order[index]] for index in tile]
         ids, positions = torch.tensor([[row.token for row in members], [row.position for row in members]]).to(pool.device)
         parts.append(model.hidden(ids, positions, TileAttention(pool, members)))
-    return torch.cat(parts)[: len(rows)]
+    states = torch.cat(parts)
+    result = torch.empty_like(states[: len(rows)])
+    result[order] = states[: len(rows)]
+    return result
 
 
 def logits(model: PackedModel, states: torch.Tensor, kernels: Kernels | None) -> torch.Tensor:
@@ -131,14 +137,14 @@ def log_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 
 def prove(model: PackedModel, like: PagePool, kernels: Kernels | None) -> None:
-    """Run two texts in full tiles, and in the other order in parts of tiles: EngineError if a row's logits differ in a single bit.
+    """Run two texts in full tiles, in the other order in parts of tiles, and row by row: EngineError if a row's logits differ in a bit.
 
     They take memory of their own, of the kind of `like`. kernels: as in `hidden`.
     """
     texts = [[(37 * place + 11 * count + 5) % model.shape.vocabulary for place in range(count)] for count in (TILE + 7, TILE // 3)]
     right = _scored(model, like, kernels, texts, len(texts[0]) + len(texts[1]))
-    other = _scored(model, like, kernels, texts[::-1], TILE // 2 + 3)[::-1]
-    for ours, theirs in zip(right, other, strict=True):
+    other = _scored(model, like, kernels, texts[::-1], TILE // 2 + 3)[::-1] + _scored(model, like, kernels, texts[1:], 1)
+    for ours, theirs in zip([*right, right[1]], other, strict=True):
         if not torch.equal(ours, theirs):
             raise EngineError(
                 f"run.deterministic: {type(model).__name__} gives a row other logits at another place of a tile "
@@ -155,8 +161,9 @@ def _scored(
     for prompt in prompts:
         pool.extend(prompt.span, pool.needed(len(prompt.ids)))
     rows = rows_of([], [Part(prompt, 0, len(prompt.ids)) for prompt in prompts], [])
-    states = [hidden(model, pool, rows[start : start + at_once], kernels) for start in range(0, len(rows), at_once)]
-    return list(torch.split(logits(model, torch.cat(states), kernels), [len(text) for text in texts]))
+    parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+    scores = torch.cat([logits(model, hidden(model, pool, part, kernels), kernels) for part in parts])
+    return list(torch.split(scores, [len(text) for text in texts]))
 
 
 def _own_place(pool: PagePool, row: TokenRow) -> int:

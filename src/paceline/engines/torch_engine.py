@@ -18,7 +18,7 @@ from paceline.core.places import Places
 from paceline.engines import tiles
 from paceline.engines.attention import Part, PromptKV, StepAttention, Track
 from paceline.engines.endings import Decode, Ending
-from paceline.engines.paged import suits
+from paceline.engines.paged import misfit
 from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler, Step
 from paceline.engines.state import State, read, write
@@ -26,7 +26,7 @@ from paceline.models.packed import LoadedModel, PackedModel, Serving
 from paceline.models.store import fingerprint
 from paceline.native.calls import Kernels
 from paceline.ports.rollout import EngineLoad, Failure, TakenIn
-from paceline.types.errors import ConfigError, EngineError
+from paceline.types.errors import ConfigError, EngineError, ModelError
 from paceline.types.moving import Carried
 from paceline.types.progress import ProbeReport
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, VERSION, FinishReason, Purpose, Request, Trajectory
@@ -82,21 +82,28 @@ class TorchEngine:
         self._instance, self._slots, self._decode, self._clock = instance, slots, decode, clock
         self._refused: list[Failure] = []
         self._tokens = self._prefilled = 0
-        self._deterministic, self._kernels = deterministic, self._fitting(kernels, deterministic)
+        self._deterministic, self._kernels = deterministic, kernels
+        self.without_kernels = "" if kernels else "there are none"
+        """Why no compiled kernels decode here; empty where they do."""
+        if kernels is not None:
+            try:
+                self._models = self._served(kernels, deterministic)
+            except ConfigError as reason:
+                self._kernels, self.without_kernels = None, str(reason)
         if deterministic:
             self._prove()
 
-    def _fitting(self, kernels: Kernels | None, alike: bool) -> Kernels | None:
-        """The kernels, which the models use from now on; None where they do not suit, or leave rows that must be alike to others."""
-        if kernels is None or not suits(self._pool):
-            return None
-        whole = [model.serve_with(kernels) for model in self._models if isinstance(model, Serving)]
-        if alike and not (len(whole) == len(self._models) and all(whole)):
-            for model in self._models:
-                if isinstance(model, Serving):
-                    model.serve_with(None)
-            return None
-        return kernels
+    def _served(self, kernels: Kernels, alike: bool) -> list[PackedModel]:
+        """Views of the models by kernels; ConfigError says why there are none, or why (`alike`) rows would not be alike."""
+        if reason := misfit(self._pool):
+            raise ConfigError(reason)
+        try:
+            views = [model.served(kernels) if isinstance(model, Serving) else None for model in self._models]
+        except ModelError as error:
+            raise ConfigError(str(error)) from error
+        if alike and not all(view is not None and view.alike for view in views):
+            raise ConfigError("they do not make all products of this model, so rows would not be alike")
+        return [view or model for view, model in zip(views, self._models, strict=True)]
 
     @property
     def preempted(self) -> int:
@@ -225,7 +232,8 @@ class TorchEngine:
         kv = f"{shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}, width {shape.width}, vocabulary {shape.vocabulary}"
         dtype = next(str(tensor.dtype) for _, tensor in self._models[0].named_parameters())
         weights = {f"weights of version {version}": self._checksum(self._places.find(version)[1]) for version in versions}
-        return {"dtype": dtype, "shape": kv, **weights}
+        exact = {"rows of": self._kernels.name if self._kernels else "tiles"} if self._deterministic else {}
+        return {"dtype": dtype, "shape": kv, **exact, **weights}
 
     def _checksum(self, place: int) -> str:
         """Fingerprint of the weights in a place."""

@@ -254,13 +254,13 @@ class Head:
         """hidden [N, width] -> [N, vocabulary]."""
         return _in_company(self._product, hidden)
 
-    def served(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """As a call without gradient on the CPU, by compiled kernels where they multiply better than the libraries."""
+    def served(self, kernels: Kernels) -> Make:
+        """As a call without gradient on the CPU, until the weights change: by compiled kernels, where they multiply better."""
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
-        if not kernels.multiplies(weight) or weight.dtype != hidden.dtype:
-            return self(hidden)
+        if not kernels.multiplies(weight):
+            return self
         packed = self._copy.get([weight], "panels", lambda: kernels.pack(weight.detach()))
-        return kernels.product(hidden.contiguous(), packed, None, weight.shape[0], wide=True)
+        return functools.partial(kernels.product, packed=packed, bias=None, outs=weight.shape[0], wide=True)
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]

@@ -7,6 +7,8 @@ import os
 
 import torch
 
+from paceline.native.machine import processor
+
 _ORDERS = (
     "ATEN_CPU_CAPABILITY",
     "DNNL_MAX_CPU_ISA",
@@ -24,14 +26,15 @@ def numerics() -> dict[str, str]:
 
     Kernels choose their blocks by instruction set and size of the caches; the build of torch fixes the versions of oneDNN and MKL.
     """
-    able = torch.cpu.get_capabilities()
-    features = sorted(name for name, value in able.items() if value is True)
-    caches = ", ".join(f"{name} {value}" for name, value in sorted(able.items()) if "cache" in name)
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    name, flags = processor()
+    features = sorted(feature for feature, value in able.items() if value is True) or sorted(flags)
+    caches = ", ".join(f"{cache} {value}" for cache, value in sorted(able.items()) if "cache" in cache)
     orders = ", ".join(f"{name}={os.environ[name]}" for name in _ORDERS if name in os.environ)
     return {
         "torch": f"{torch.__version__}, build {_digest(torch.__config__.show())}",
         "instruction set": f"{torch.backends.cpu.get_cpu_capability()}, features {_digest(' '.join(features))}",
-        "processor": f"{able.get('cpu_name', able.get('architecture'))}, {caches}",
+        "processor": f"{able.get('cpu_name', name)}, {caches or 'caches unknown'}",
         "kernels by environment": orders or "as the libraries choose",
     }
 

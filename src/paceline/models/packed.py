@@ -66,13 +66,19 @@ class Tunable(Protocol):
         through torch.compile; results change by rounding. ModelError where this machine cannot."""
 
 
+class Served(PackedModel, Protocol):
+    """The same weights by compiled kernels. Results differ by rounding."""
+
+    alike: bool
+    """Whether the bits of a row depend on that row alone, however many run together."""
+
+
 @runtime_checkable
 class Serving(Protocol):
-    """A model that can run by compiled kernels where no gradient is asked for."""
+    """A model that can also run by compiled kernels."""
 
-    def serve_with(self, kernels: Kernels | None) -> bool:
-        """Use them from now on, if device and dtype are theirs (None: no longer). Results change by rounding. Whether a row's bits now
-        depend on that row alone, however many run together."""
+    def served(self, kernels: Kernels) -> Served:
+        """A view of its weights; ModelError where device or dtype are not the kernels'."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from paceline.models.compiling import compile_parts
 from paceline.models.kernels import Head, Projection, bare_linear, gated, lookup, norm, rotate
 from paceline.models.packed import Attend, Shape
-from paceline.models.served import Served
+from paceline.models.served import ServedDecoder
 from paceline.models.store import copy_into
-from paceline.native.calls import DTYPES, Kernels
+from paceline.native.calls import Kernels
 from paceline.types.errors import ModelError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -217,24 +217,19 @@ class SlimDecoder(nn.Module):
         self.spec, self.compute = spec, compute
         self.model = Body(spec, like)
         self.lm_head = None if spec.tied else bare_linear(spec.shape.width, spec.shape.vocabulary, False, like)
-        self._head = Head(self.lm_head or self.model.embed_tokens)
+        self.head = Head(self.lm_head or self.model.embed_tokens)
         self._before: Callable[..., Any] = Block.before
         self._after: Callable[..., Any] = Block.after
         self._layers_again = False
-        self._kernels: Kernels | None = None
-        self._served: Served | None = None
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         self.shape = replace(spec.shape, parameters=sum(tensor.numel() for tensor in self.parameters()))
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids [T], positions [T] -> final hidden states after the last norm [T, width] in the compute dtype."""
-        served = None if torch.is_grad_enabled() else self._served
-        if len(ids) == 1 and served is None:  # added up as one of many (`Projection`)
+        if len(ids) == 1:  # added up as one of many (`Projection`)
             return self.hidden(ids.repeat(2), positions.repeat(2), _of_first(attend))[:1]
-        cos, sin = self._angles(positions)
+        cos, sin = self.angles(positions)
         x = lookup(ids, self.model.embed_tokens.weight, self.spec.padding_id, self.compute)
-        if served is not None:
-            return served(x, cos, sin, attend)
         for block in self.model.layers:
             if self._layers_again and torch.is_grad_enabled():
                 x = checkpoint(self._layer, block, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
@@ -250,9 +245,7 @@ class SlimDecoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
-        if self._kernels is not None and not torch.is_grad_enabled():
-            return self._head.served(hidden, self._kernels)
-        return self._head(hidden)
+        return self.head(hidden)
 
     def tune(self, *, layers_again: bool, compiled: bool) -> None:
         """As `Tunable`. What lies around the attention is compiled, once for all layers and any number of rows."""
@@ -261,19 +254,15 @@ class SlimDecoder(nn.Module):
             compile_parts(self.frequencies.device, Block.before, Block.after) if compiled else (Block.before, Block.after)
         )
 
-    def serve_with(self, kernels: Kernels | None) -> bool:
+    def served(self, kernels: Kernels) -> ServedDecoder:
         """As `Serving`."""
-        dtypes = {tensor.dtype for tensor in self.parameters()}
-        fits = self.frequencies.device.type == "cpu" and self.compute in DTYPES and dtypes == {self.compute}
-        self._kernels = kernels if fits else None
-        self._served = Served(self.model, self.shape, self.spec.eps, self._kernels) if self._kernels is not None else None
-        return self._kernels is not None and all(self._kernels.multiplies(one) for one in self.parameters() if one.dim() == 2)
+        return ServedDecoder(self, kernels)
 
     def load_tensors(self, path: Path) -> str:
         """Copy a safetensors file into the weights in place; return the fingerprint of what lies in them."""
         return copy_into(dict(self.named_parameters()), path)
 
-    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `rotate` wants them, [T, 1, head_dim]; angles in float32 as in transformers, so that every dtype turns by the same angle."""
         angles = positions[:, None, None].float() * self.frequencies
         wide = torch.float64 if self.compute == torch.float64 else torch.float32

@@ -1,1 +1,1 @@
-"""Kernels compiled for this machine at first use: what a decoding step does beside its matrix products, one call for each step of it."""
+"""Kernels that are compiled for this machine at the first start: what a decoding step computes, in few calls."""

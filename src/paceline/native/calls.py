@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import logging
 from pathlib import Path
 from typing import Literal
@@ -11,17 +12,14 @@ from typing import Literal
 import torch
 
 from paceline.native.build import BuildError, library
+from paceline.native.machine import LONGEST_PAGE, MOST_INPUTS
 from paceline.types.errors import ConfigError
 
 Choice = Literal["auto", "native", "torch"]
 _log = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float32)
-HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
-LONGEST_PAGE = 64
 PANEL = 48
 """Outputs of a panel."""
-_MOST_INPUTS = 8192
-"""A panel of more does not stay in a core's cache."""
 
 
 class Step(ctypes.Structure):
@@ -49,8 +47,11 @@ class Kernels:
     """The compiled functions, with as many threads as torch has."""
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
-        self.name = Path(compiled._name).stem
-        """Names the code: of the source, the compiler and the processor."""
+        self.name = f"kernels {hashlib.sha256(Path(compiled._name).read_bytes()).hexdigest()[:16]}"
+        """Names the code, by its bytes."""
+        agreed = (compiled.paceline_panel(), compiled.paceline_longest_page())
+        assert agreed == (PANEL, LONGEST_PAGE), f"kernels.cpp has panels and pages of {agreed}"
+        self._threaded = bool(compiled.paceline_threaded())
         pointer, long, real, flag = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
         self._add_norm, self._place = compiled.paceline_add_norm, compiled.paceline_place
         self._gate, self._attend = compiled.paceline_gate, compiled.paceline_attend
@@ -68,14 +69,19 @@ class Kernels:
 
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Whether products with this matrix [out, in] are better made here than by a library, on this processor."""
-        return self._multiplies.get(weight.dtype, False) and weight.shape[1] <= _MOST_INPUTS and not weight.shape[1] % 2
+        fits = weight.shape[1] <= MOST_INPUTS and not weight.shape[1] % 2 and (self._threaded or torch.get_num_threads() == 1)
+        return fits and self._multiplies.get(weight.dtype, False)
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; of bfloat16 in / 2 pairs, as int32."""
         numbers = weight.view(torch.int32) if weight.dtype == torch.bfloat16 else weight  # a pair is moved as one number
-        missing = -len(numbers) % PANEL
-        whole = torch.cat([numbers, numbers.new_zeros(missing, numbers.shape[1])]) if missing else numbers
-        return whole.view(-1, PANEL, numbers.shape[1]).transpose(1, 2).contiguous()
+        (outs, ins), full = numbers.shape, len(numbers) // PANEL
+        packed = numbers.new_empty(-(-outs // PANEL), ins, PANEL)
+        packed[:full] = numbers[: full * PANEL].view(full, PANEL, ins).transpose(1, 2)
+        if full < len(packed):
+            packed[full] = 0
+            packed[full, :, : outs - full * PANEL] = numbers[full * PANEL :].t()
+        return packed
 
     def product(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outs: int, wide: bool = False) -> torch.Tensor:
         """x [T, in] times a packed matrix, + bias [out] float32, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.
@@ -120,11 +126,13 @@ class Kernels:
 
     def attend(self, step: Step, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [T, heads, d], k and v [T, kv_heads, d], rows at any distance -> [T, heads, d]; writes k and v to their places first."""
+        assert {q.dtype, k.dtype, v.dtype} in ({torch.bfloat16}, {torch.float32}), f"{q.dtype}, {k.dtype}, {v.dtype}"
         out = torch.empty(q.shape, dtype=q.dtype)
         refused = self._attend(
             step, layer, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0), k.stride(0), q.dtype == torch.bfloat16
         )
-        assert not refused, f"heads of {q.shape[2]}"
+        if refused:
+            raise ValueError(f"attention is not compiled for heads of {q.shape[2]}")
         return out
 
 

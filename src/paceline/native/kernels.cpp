@@ -1,5 +1,4 @@
-// What a decoding step does beside its matrix products, one call each: RMSNorm with the residual sum, rotation, the gate, and
-// attention over pages. A bfloat16 number is an unsigned short; all sums are float32. A row's bits depend on that row alone.
+// What a decoding step computes, one call each: RMSNorm with the residual sum, products, rotation, the gate, attention over pages. A bfloat16 number is an unsigned short; all sums are float32. A row's bits depend on that row alone.
 //
 // Compiled for this machine at first use (native/build.py). No header of torch: tensors arrive as addresses.
 
@@ -32,11 +31,11 @@ template <> inline Half narrow<Half>(float x) {  // to nearest, ties to even; Na
     return Half((word & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-// e^x to about one unit in the last place (Cephes' expf: two-part reduction by ln 2, polynomial of degree 5), without branches; 0 below
-// the smallest normal number.
+// e^x to about one unit in the last place (Cephes' expf: two-part reduction by ln 2, polynomial of degree 5), without branches. Below
+// -87 it is 0, above 88 infinite; NaN stays NaN.
 inline float exponential(float given) {
-    float x = given < -87.0f ? -87.0f : given;  // NaN passes both
-    x = x > 88.0f ? 88.0f : x;
+    float x = given > -87.0f ? given : -87.0f;
+    x = x < 88.0f ? x : 88.0f;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
     const float n = (x * 1.44269504f + shift) - shift;
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -47,7 +46,7 @@ inline float exponential(float given) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     const float power = (p * r * r + r + 1.0f) * bits(uint32_t(int32_t(n) + 127) << 23);
-    return given < -87.0f ? 0.0f : given > 88.0f ? INFINITY : power;
+    return given < -87.0f ? 0.0f : given > 88.0f ? INFINITY : given == given ? power : given;
 }
 
 constexpr int LANES = 16;
@@ -386,6 +385,16 @@ template <class T> int attend_any(const Step& step, long layer, const void* q, c
 }  // namespace
 
 extern "C" {
+
+int paceline_panel() { return PANEL; }
+int paceline_longest_page() { return LONGEST_PAGE; }
+int paceline_threaded() {
+#ifdef _OPENMP
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 void paceline_add_norm(void* x, const void* added, const void* weight, void* out, long rows, long width, float eps, int half, int threads) {
     if (half) add_norm((Half*)x, (const Half*)added, (const Half*)weight, (Half*)out, rows, width, eps, threads);

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import os
+import platform
+import shlex
 import shutil
 from pathlib import Path
 
-NEEDED = {"bfloat16": "avx512_bf16", "float32": "avx512f"}
+HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+"""Sizes of heads that attention is compiled for."""
+LONGEST_PAGE = 64
+"""Tokens of a page, at most."""
+MOST_INPUTS = 16384
+"""Of a matrix; a panel of more does not stay in a core's cache."""
+_NEEDED = {"bfloat16": "avx512_bf16", "float32": "avx512f"}
 """Feature of the processor with which products of a dtype are made by the kernels; elsewhere by torch's libraries."""
+_PROCESSOR = Path("/proc/cpuinfo")
 
 
-def compiler() -> str | None:
-    """$CXX, or the first C++ compiler on the path."""
-    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
-    return next((found for name in wanted if (found := shutil.which(name))), None)
+def compiler() -> list[str] | None:
+    """The C++ compiler as the beginning of a command: $CXX, or the first one on the path."""
+    wanted = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [["g++"], ["clang++"], ["c++"]]
+    return next(([found, *arguments] for name, *arguments in wanted if (found := shutil.which(name))), None)
 
 
-def panels(dtype: str, processor: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether kernels that are compiled here hold weights of this dtype in panels of their own."""
-    if compiler() is None or not processor.is_file():
-        return False
-    flags = next((line for line in processor.read_text().splitlines() if line.startswith("flags")), "")
-    return NEEDED.get(dtype, "no such feature") in flags.split()
+def processor(source: Path = _PROCESSOR) -> tuple[str, frozenset[str]]:
+    """Its name and its features, as Linux tells them; elsewhere the kind of machine, and none."""
+    if not source.is_file():
+        return platform.machine(), frozenset()
+    pairs = (line.partition(":") for line in source.read_text(errors="replace").splitlines())
+    told = {name.strip(): value.strip() for name, _, value in reversed(list(pairs))}
+    return told.get("model name", platform.machine()), frozenset(told.get("flags", told.get("Features", "")).split())
+
+
+def panels(dtype: str, head_dim: int, inputs: int, source: Path = _PROCESSOR) -> bool:
+    """Whether kernels that are compiled here hold the weights of such a model in panels. inputs: of its widest matrix."""
+    fits = head_dim in HEAD_DIMS and inputs <= MOST_INPUTS and dtype in _NEEDED
+    return fits and compiler() is not None and _NEEDED[dtype] in processor(source)[1]
