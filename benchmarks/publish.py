@@ -26,9 +26,10 @@ import numpy as np
 from evidence import ROOT, Quiet, measured
 from paceline import durable
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
-from paceline.models import kernels, slim, store
+from paceline.models import slim, store
 from paceline.models.load import load
 from paceline.models.smollm2 import NAME
+from paceline.native.calls import Kernels
 from paceline.ports.pool import WorkerSpec
 from paceline.runtime.bodies import RolloutBody, TrainerBody
 from paceline.runtime.calls import Seat
@@ -94,7 +95,7 @@ class TimedEngine(RolloutBody):
 
     def __init__(self, serving: Any) -> None:
         super().__init__(serving)
-        self._spans = Spans((slim, "copy_into"), (store, "fingerprint"), (kernels, "_pack"), (type(serving), "probe"))
+        self._spans = Spans((slim, "copy_into"), (store, "fingerprint"), (Kernels, "pack"), (type(serving), "probe"))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """As a rollout worker does; `spans` and `copy_bandwidth` beside."""
@@ -116,7 +117,7 @@ def _trainer_parts(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def _engine_parts(seconds: dict[str, float]) -> dict[str, float]:
-    checksum, repack = seconds["store.fingerprint"], seconds.get("kernels._pack", 0.0)
+    checksum, repack = seconds["store.fingerprint"], seconds.get("Kernels.pack", 0.0)
     return {
         "read into place": seconds["slim.copy_into"] - checksum,
         "checksum of the engine": checksum,

@@ -3,7 +3,7 @@
 Both sides: the same model, prompts, group size, AdamW (fused), threads, float32 weights computed in bfloat16, every completion exactly
 max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. An update's
 seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
-engine. Memory is the peak of the proportional set size, summed over all processes of a side. TRL gets the fastest of the settings in TRIED
+engine. Memory is the peak of the proportional set size, summed over all processes of a side, in runs of their own: looking takes time. TRL gets the fastest of the settings in TRIED
 on this machine, measured first, and an environment of its own (made at --venv if it is not there) with the torch and the transformers of
 this one. The ceiling, measured beside it, is what dense products and reading the weights would take at this machine's speed. A finished run
 is a line of RUNS/runs.jsonl and does not run again. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ QUESTIONS = (
 TOPICS = ("the sea", "a clock", "bread", "the moon", "a library", "rain", "a train", "gardens")
 TARGETS = {"trl_seconds_over_ours": 3.0, "our_memory_over_trl": 1.3}
 WARMUP = 1
+WATCHED = 2
+"""Runs of each side whose memory is looked at; their seconds do not count."""
 KEEPS = "keeps memory"
 """Value of the setting `allocator` with paceline's variables."""
 
@@ -101,20 +104,22 @@ def pss(root: int) -> dict[str, int]:
     return dict(found)
 
 
-def watched(command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
-    """Run a command to its end: peak memory and how busy others were. RuntimeError with the end of its log if it fails."""
+def ended(command: list[str], environment: dict[str, str], log: Path, watched: bool) -> dict[str, Any]:
+    """Run a command to its end: how busy others were, and if `watched` its peak memory. RuntimeError with the end of its log if it fails."""
     peak: dict[str, int] = {}
     with Quiet() as quiet, log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output)
         while process.poll() is None:
-            peak = max(peak, pss(process.pid), key=lambda found: sum(found.values()))
+            if watched:
+                peak = max(peak, pss(process.pid), key=lambda found: sum(found.values()))
             time.sleep(0.3)
     if process.returncode:
         raise RuntimeError(f"{command}: {log.read_text()[-2000:]}")
-    return {"peak_pss_bytes": sum(peak.values()), "peak_by_process": peak, "other_load": quiet.found}
+    memory = {"peak_pss_bytes": sum(peak.values()), "peak_by_process": peak} if watched else {}
+    return memory | {"other_load": quiet.found}
 
 
-def trl(job: Job, python: Path, scratch: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def trl(job: Job, python: Path, scratch: Path, watched: bool, settings: dict[str, Any]) -> dict[str, Any]:
     """A run of TRL's."""
     file, out = scratch / "job.json", scratch / "trl.json"
     given = {
@@ -127,17 +132,17 @@ def trl(job: Job, python: Path, scratch: Path, settings: dict[str, Any]) -> dict
     }
     file.write_text(json.dumps(given))
     variables = _threads(job) | (MEMORY if settings["allocator"] == KEEPS else {})
-    seen = watched([str(python), str(ROOT / "benchmarks" / "trl_side.py"), str(file)], variables, scratch / "trl.log")
+    seen = ended([str(python), str(ROOT / "benchmarks" / "trl_side.py"), str(file)], variables, scratch / "trl.log", watched)
     return seen | {"rows": json.loads(out.read_text())["rows"][WARMUP:]}
 
 
-def ours(job: Job, scratch: Path) -> dict[str, Any]:
+def ours(job: Job, scratch: Path, watched: bool) -> dict[str, Any]:
     """A run of paceline's: serial, one engine and one trainer process that take turns on all threads."""
     directory, file = scratch / "run", scratch / "job.json"
     shutil.rmtree(directory, ignore_errors=True)
     given = {**asdict(job), "model": NAME, "prompts": prompts(job), "dir": str(directory), "task": str(scratch / "prompts.jsonl")}
     file.write_text(json.dumps(given))
-    seen = watched([sys.executable, str(ROOT / "benchmarks" / "our_side.py"), str(file)], _threads(job), scratch / "ours.log")
+    seen = ended([sys.executable, str(ROOT / "benchmarks" / "our_side.py"), str(file)], _threads(job), scratch / "ours.log", watched)
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     found = [_row(row) for row in rows if row["axis"] == "update"]
     return seen | {"rows": found[WARMUP:]}
@@ -182,7 +187,7 @@ def best_settings(job: Job, run: Run) -> tuple[dict[str, Any], list[dict[str, An
 
     def attempt(**settings: Any) -> None:
         found = run("trl", short, 0, **settings)
-        tried.append({"settings": settings, **found["rows"][0], "peak_pss_bytes": found["peak_pss_bytes"]})
+        tried.append({"settings": settings, **found["rows"][0]})
         print(tried[-1], flush=True)
 
     sizes = sorted({size for size in (*TRIED["micro_batch"], job.batch) if size <= job.batch and job.batch % size == 0})
@@ -214,14 +219,18 @@ def ceiling(job: Job) -> dict[str, float]:
     }
 
 
-def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over the updates of each repeat, with their spread, and ratios TRL / paceline, repeat by repeat."""
+Sides = dict[str, list[dict[str, Any]]]
+"""Runs by side, in turn."""
+
+
+def summary(runs: Sides, watched: Sides) -> dict[str, Any]:
+    """Medians over the updates of each repeat, with their spread, and ratios TRL / paceline, repeat by repeat; peaks of `watched`."""
     found: dict[str, Any] = {}
     for part in ("seconds", "generation", "training"):
         each = {name: [statistics.median(row[part] for row in run["rows"]) for run in sides] for name, sides in runs.items()}
         ratios = [theirs / mine for theirs, mine in zip(each["trl"], each["paceline"], strict=True)]
         found[part] = {**{name: spread(values) for name, values in each.items()}, "ratio": spread(ratios)}
-    peaks = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in runs.items()}
+    peaks = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in watched.items()}
     shares = [mine / theirs for theirs, mine in zip(peaks["trl"], peaks["paceline"], strict=True)]
     found["peak_pss_bytes"] = {**{name: spread(values) for name, values in peaks.items()}, "paceline_over_trl": spread(shares)}
     return found
@@ -252,18 +261,21 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
     """Everything that is claimed."""
     python, kept = environment(venv), Kept(scratch / "runs.jsonl")
 
-    def run(side: str, job: Job, repeat: int, **settings: Any) -> dict[str, Any]:
-        key = {"side": side, **asdict(job), **settings, "repeat": repeat, "commit": commit()}
-        return dict(kept.once(key, lambda: ours(job, scratch) if side == "paceline" else trl(job, python, scratch, settings)))
+    def run(side: str, job: Job, repeat: int, watched: bool = False, **settings: Any) -> dict[str, Any]:
+        key = {"side": side, **asdict(job), **settings, "repeat": repeat, "watched": watched, "commit": commit()}
+        made = partial(ours, job, scratch, watched) if side == "paceline" else partial(trl, job, python, scratch, watched, settings)
+        return dict(kept.once(key, made))
 
     limits = ceiling(job)
     settings, tried = best_settings(job, run)
-    runs: dict[str, list[dict[str, Any]]] = {"trl": [], "paceline": []}
-    for repeat in range(repeats):
-        runs["trl"].append(run("trl", job, repeat, **settings))
-        runs["paceline"].append(run("paceline", job, repeat))
-        print({name: sides[-1] for name, sides in runs.items()}, flush=True)
-    result = summary(runs)
+    timed: Sides = {"trl": [], "paceline": []}
+    watched: Sides = {"trl": [], "paceline": []}
+    for sides, times in ((timed, repeats), (watched, min(repeats, WATCHED))):
+        for repeat in range(times):
+            sides["trl"].append(run("trl", job, repeat, sides is watched, **settings))
+            sides["paceline"].append(run("paceline", job, repeat, sides is watched))
+            print({name: found[-1] for name, found in sides.items()}, flush=True)
+    result = summary(timed, watched)
     shares = {part: limits[f"{part}_seconds"] / result[part]["paceline"]["median"] for part in ("generation", "training")}
     return {
         "job": asdict(job),
@@ -278,7 +290,8 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
         },
         "share_of_ceiling": shares,
         **result,
-        "runs": runs,
+        "runs": timed,
+        "watched_runs": watched,
     }
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import itemgetter
@@ -29,6 +29,8 @@ _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
 _NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes of weights, by the names that safetensors files have for them."""
+_BUFFERS = 512
+"""Of one call that reads into several; systems allow 1,024."""
 _DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
 """Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
 
@@ -131,18 +133,14 @@ def _fill(own: Mapping[str, torch.Tensor], file: Path) -> None:
         size = int.from_bytes(source.read(8), "little")
         stored = json.loads(source.read(size))
         dtypes = {name: _DTYPES[stored[name]["dtype"]] for name in stored.keys() & own.keys()}
-
-        def _read(name: str, into: torch.Tensor) -> None:
-            _read_into(source.fileno(), 8 + size + stored[name]["data_offsets"][0], into, file)
-
-        direct = sorted((name for name in dtypes if _takes_bytes(own[name], dtypes[name])), key=lambda name: -own[name].nbytes)
+        places = {name: 8 + size + stored[name]["data_offsets"][0] for name in dtypes}
+        direct = [name for name in dtypes if _takes_bytes(own[name], dtypes[name])]
         for name in direct:
             torch.autograd.graph.increment_version(own[name])
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(_read, direct, [own[name] for name in direct]))
+        _read_into(source.fileno(), [(places[name], own[name]) for name in direct], file)
         for name in dtypes.keys() - set(direct):
             read = torch.empty(own[name].shape, dtype=dtypes[name])
-            _read(name, read)
+            _read_into(source.fileno(), [(places[name], read)], file)
             own[name].copy_(read)
 
 
@@ -151,14 +149,44 @@ def _takes_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == dtype
 
 
-def _read_into(descriptor: int, offset: int, target: torch.Tensor, file: Path) -> None:
-    """Fill a contiguous tensor with the bytes of a file from an offset on."""
-    left = target.detach().reshape(-1).view(torch.uint8).numpy().data
-    while left:
-        count = os.preadv(descriptor, [left], offset)
-        if not count:
-            raise ModelError(f"{file}: ends within a tensor")
-        left, offset = left[count:], offset + count
+def _read_into(descriptor: int, targets: Sequence[tuple[int, torch.Tensor]], file: Path) -> None:
+    """Fill contiguous tensors with the bytes of a file from their offsets on: each thread reads a stretch of the file, in few calls."""
+    views = [(offset, tensor.detach().reshape(-1).view(torch.uint8).numpy().data) for offset, tensor in sorted(targets, key=itemgetter(0))]
+    share = -(-sum(len(view) for _, view in views) // torch.get_num_threads())
+    stretches: list[list[tuple[int, memoryview]]] = [[]]
+    room = share
+    for offset, view in views:
+        while view:
+            if not room:
+                stretches.append([])
+                room = share
+            stretches[-1].append((offset, view[:room]))
+            taken = min(room, len(view))
+            offset, view, room = offset + taken, view[taken:], room - taken
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        for _ in threads.map(lambda pieces: _read_stretch(descriptor, pieces, file), stretches):
+            pass
+
+
+def _read_stretch(descriptor: int, pieces: Sequence[tuple[int, memoryview]], file: Path) -> None:
+    """Pieces of a file in the order of their offsets; those that touch each other are read together."""
+    index = 0
+    while index < len(pieces):
+        offset = end = pieces[index][0]
+        together: list[memoryview] = []
+        while index < len(pieces) and pieces[index][0] == end and len(together) < _BUFFERS:
+            together.append(pieces[index][1])
+            end += len(together[-1])
+            index += 1
+        while together:
+            count = os.preadv(descriptor, together, offset)
+            if not count:
+                raise ModelError(f"{file}: ends within a tensor")
+            offset += count
+            while together and count >= len(together[0]):
+                count -= len(together.pop(0))
+            if together:
+                together[0] = together[0][count:]
 
 
 def _described(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
