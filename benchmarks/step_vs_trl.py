@@ -3,10 +3,11 @@
 Both sides: the same model, prompts, group size, AdamW (fused), threads, float32 weights computed in bfloat16, every completion exactly
 max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. An update's
 seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
-engine. Memory is the peak of the proportional set size, summed over all processes of a side, in runs of their own: looking takes time. TRL gets the fastest of the settings in TRIED
-on this machine, measured first, and an environment of its own (made at --venv if it is not there) with the torch and the transformers of
-this one. The ceiling, measured beside it, is what dense products and reading the weights would take at this machine's speed. A finished run
-is a line of RUNS/runs.jsonl and does not run again. Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
+engine. Memory is the peak of the proportional set size, summed over all processes of a side, in runs of their own, since looking takes
+time. TRL gets the fastest of the settings in TRIED on this machine, measured first, and an environment of its own (made at --venv if it is
+not there) with the torch and the transformers of this one. The ceiling, measured beside it, is what dense products and reading the weights
+would take at this machine's speed. A finished run is a line of RUNS/runs.jsonl and does not run again.
+Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def pss(root: int) -> dict[str, int]:
 
 
 def ended(command: list[str], environment: dict[str, str], log: Path, watched: bool) -> dict[str, Any]:
-    """Run a command to its end: how busy others were, and if `watched` its peak memory. RuntimeError with the end of its log if it fails."""
+    """Run a command to its end: how busy others were, its peak memory if `watched`. RuntimeError with the end of its log if it fails."""
     peak: dict[str, int] = {}
     with Quiet() as quiet, log.open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output)
