@@ -302,7 +302,8 @@ class RunConfig(Section):
     """Checkpoints kept."""
     deterministic: bool = False
     """Repeat bit for bit: two runs, a resumed one, serial and pipelined with the same U (streaming, multiversion: the engine only). Implies
-    schedule.in_order. It costs little with compiled kernels (`rollout.kernels`) and more without, and holds for one number of threads, instruction set and build of torch; a resume checks them."""
+    schedule.in_order. It costs little with compiled kernels (`rollout.kernels`), more without, and holds for one number of threads,
+    instruction set and build of torch; a resume checks them."""
     permute_rewards: bool = False
     """Control experiment: rewards are permuted within each group, so that nothing can be learned."""
 
