@@ -69,6 +69,7 @@ def token_logprobs(
         return _score(head(rows), tokens, temperature, top_p, top_k, entropy)
 
     def scored(rows: torch.Tensor, tokens: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A chunk, whose logits stay for the backward pass if `keep`."""
         found = scorer(rows, tokens, temperature, entropy=entropy, keep=keep) if scorer and top_p == 1 and top_k == 0 else None
         if found is not None:
             return found[0], found[0], found[1]

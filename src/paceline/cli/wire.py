@@ -382,6 +382,7 @@ def _bound(workers: Workers, kernels_name: str) -> Workers:
     """Workers whose engines and trainer of this module compute by these kernels only."""
 
     def bound(spec: WorkerSpec) -> WorkerSpec:
+        """Other factories know no kernels."""
         own = spec.factory in {f"{__name__}:{body.__name__}" for body in (rollout_body, trainer_body)}
         return replace(spec, arguments={**spec.arguments, "kernels_name": kernels_name}) if own else spec
 
