@@ -202,6 +202,26 @@ def test_threads_change_no_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_takes_rows_and_gradients_with_gaps(native, dtype):
+    packed, square, weight = numbers(70, 5, 32, dtype=dtype), numbers(32, 70, dtype=dtype), numbers(32, seed=1).requires_grad_()
+    for x in (packed[:, 4:], packed[:, 1:3], packed[:, 0], square.t()):
+        for grad in (torch.ones((), dtype=dtype).expand(x.shape), numbers(*x.shape[::-1], dtype=dtype).permute(*range(x.dim())[::-1])):
+            source = x.detach().requires_grad_()
+            found, right = (torch.autograd.grad(norm(source, weight, 1e-5, which), (source, weight), grad) for which in (native, None))
+            torch.testing.assert_close(norm(x, weight.detach(), 1e-5, native), norm(x, weight.detach(), 1e-5), rtol=0.02, atol=1e-5)
+            for one, other in zip(found, right, strict=True):
+                torch.testing.assert_close(one, other, rtol=0.02, atol=0.03 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_a_lone_head_may_have_any_stride(native):
+    across, blocks = [numbers(heads, 12, 16, seed=heads) for heads in (2, 1, 1)], (Block(5, (3, 4)),)
+    found, right = (
+        block_attend(blocks, 0.3, torch.device("cpu"), kernels=which)(0, *(x.transpose(0, 1) for x in across)) for which in (native, None)
+    )
+    torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_with_kernels_a_graph_gives_the_gradients_of_the_operators(native, dtype):
     """Shapes of queries: [rows, heads, d], not contiguous."""
     packed, weight = numbers(40, 9, 32, dtype=dtype).requires_grad_(), numbers(32, seed=1).requires_grad_()

@@ -101,6 +101,15 @@ def test_compiled_kernels_give_the_same_gradients_however_the_work_is_cut(tmp_pa
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize(("family", "implementation"), [("qwen3", "slim"), ("llama", "slim"), ("llama", "transformers")])
+def test_compiled_kernels_give_the_same_gradients_where_all_heads_share_one_key(tmp_path: Path, family: str, implementation: str) -> None:
+    wide = write_tiny(tmp_path / "model", family=family, width=64, kv_heads=1)
+    groups = make_groups(plain_model(wide, "float64"))
+    ours = our_gradient(wide, "float32", [groups], implementation=implementation, kernels=kernels("native"))
+    assert distance(ours, plain_gradient(wide, "float32", groups)) <= BOUND["float32"]
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("options", [{"implementation": "transformers"}, {"rollout": {"top_p": 0.8, "train_on_filtered": True}}], ids=str)
 def test_compiled_kernels_leave_what_they_cannot_to_the_operators(tmp_path: Path, options: dict[str, Any]) -> None:
     wide = write_tiny(tmp_path / "model", width=64)

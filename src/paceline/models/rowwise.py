@@ -36,7 +36,12 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, kernels: Kernels | N
 def _scaled(x: torch.Tensor, weight: torch.Tensor, eps: float, kernels: Kernels | None) -> torch.Tensor:
     if kernels is None:
         return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-    return kernels.add_norm(x.reshape(-1, x.shape[-1]), None, weight.to(x.dtype), eps).view(x.shape)
+    return kernels.add_norm(_rows(x), None, weight.to(x.dtype), eps).view(x.shape)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x [..., width] -> [n, width] without gaps: a view may have some, as one head of several beside each other has."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 class _Norm(torch.autograd.Function):
@@ -54,8 +59,7 @@ class _Norm(torch.autograd.Function):
         """In float32 (float64 for float64), rounded at the end."""
         x, weight = ctx.saved_tensors
         if ctx.kernels is not None:
-            rows, given = (part.reshape(-1, x.shape[-1]) for part in (x, grads[0]))
-            for_x, for_weight = ctx.kernels.norm_backward(rows, weight.to(x.dtype), given, ctx.eps)
+            for_x, for_weight = ctx.kernels.norm_backward(_rows(x), weight.to(x.dtype), _rows(grads[0]), ctx.eps)
             return for_x.view(x.shape), for_weight.to(weight.dtype), None, None
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
@@ -104,7 +108,8 @@ class _Rotation(torch.autograd.Function):
 
 def gapless(x: torch.Tensor) -> torch.Tensor:
     """x [T, n, d] as kernels read it: rows may lie at any distance, the numbers of each next to each other."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+    # Not `contiguous`, to which a dimension of one head may have any stride.
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.clone(memory_format=torch.contiguous_format)
 
 
 def gated(gate_up: torch.Tensor, kernels: Kernels | None = None) -> torch.Tensor:
