@@ -266,7 +266,7 @@ template <class T> void attend_head(const Blocks& of, long block, long kv, const
         const long before = text == first ? 0 : prefix;
         if (text > first) head.take(k, v, kv, of.starts[text], of.sizes[text], before, false);
         for (long row = 0; row < of.sizes[text]; row += QUERIES) {
-            const long count = std::min(QUERIES, of.sizes[text] - row), m = count * group, start = of.starts[text] + row;
+            const long count = std::min<long>(QUERIES, of.sizes[text] - row), m = count * group, start = of.starts[text] + row;
             const long seen = before + row + 1, width = up(seen + count - 1, LANES);
             head.gather(q, of.q_step, kv, start, count, of.scale, head.queries);
             multiply(head.queries, d, 1, head.keys_across, head.keys, head.weights, head.keys, m, width, d, false);
@@ -299,7 +299,7 @@ void attend_head_backward(const Blocks& of, long block, long kv, const T* q, con
             for (float* sums : {head.for_keys, head.for_values}) std::memset(sums + before * d, 0, own * d * sizeof(float));
         }
         for (long row = 0; row < of.sizes[text]; row += QUERIES) {
-            const long count = std::min(QUERIES, of.sizes[text] - row), m = count * group, start = of.starts[text] + row;
+            const long count = std::min<long>(QUERIES, of.sizes[text] - row), m = count * group, start = of.starts[text] + row;
             const long seen = before + row + 1, depth = seen + count - 1, width = up(depth, EVEN);
             head.gather(q, of.q_step, kv, start, count, of.scale, head.queries);
             head.gather(grad, of.grad_step, kv, start, count, 1.0f, head.given);
