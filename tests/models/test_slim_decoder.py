@@ -241,6 +241,7 @@ def test_rows_depend_on_their_positions_only_relative_to_each_other(tiny):
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "rope_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
     ],
 )
 def test_what_the_slim_decoder_cannot_compute_is_refused_by_name(change, says):

@@ -59,6 +59,7 @@ class SlimSpec:
             ("hidden_act", config.hidden_act, config.hidden_act == "silu"),
             ("layer_types", getattr(config, "layer_types", None), _full_attention(config)),
             ("attention_dropout", config.attention_dropout, not config.attention_dropout),
+            ("num_key_value_heads", config.num_key_value_heads, not config.num_attention_heads % config.num_key_value_heads),
         ):
             if not fits:
                 raise ModelError(f"{what} = {found!r} does not fit the slim decoder; model.implementation = 'transformers' may")

@@ -247,6 +247,7 @@ class Kernels:
         for x in (q, k, v, *([] if grad is None else [grad])):
             found = (x.dtype, x.stride()[1:])
             assert found == (q.dtype, (x.shape[2], 1)), f"{found}"
+        assert not q.shape[1] % k.shape[1], f"{q.shape[1]} query heads for {k.shape[1]}"  # the rest would stay as it was found
         blocks.q_step, blocks.k_step, blocks.v_step = q.stride(0), k.stride(0), v.stride(0)
         blocks.grad_step = 0 if grad is None else grad.stride(0)
         blocks.threads = torch.get_num_threads()
