@@ -11,8 +11,8 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
 from paceline.native.build import library
-from paceline.native.calls import Kernels
-from paceline.native.machine import panels
+from paceline.native.calls import Kernels, kernels
+from paceline.native.machine import compiler, panels
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError, ModelError, TrainerError
@@ -186,6 +186,19 @@ def test_a_reference_given_is_measured_against_without_a_weight_and_none_is_kept
     none = Bench(tiny, algorithm={"kl": "k3"})
     none.trainer.accumulate([group(0)])
     assert "kl" not in none.trainer.step().metrics
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+def test_with_compiled_kernels_a_reference_given_says_what_the_starting_weights_say(tmp_path: Path) -> None:
+    wide = write_tiny(tmp_path / "model", width=64)
+    given, kept = (
+        Bench(wide, reference=reference, algorithm={"kl": "k3", "kl_weight": 0.1}, kernels=kernels("native")) for reference in (True, False)
+    )
+    for index in range(2):
+        measured = [bench.trainer.accumulate([group(index)])["kl"] for bench in (given, kept)]
+        assert measured[0] == measured[1]
+        for bench in (given, kept):
+            bench.trainer.step()
 
 
 def test_truncated_samples_leave_loss_and_denominator(tiny: Path) -> None:

@@ -293,8 +293,12 @@ class TorchTrainer:
     def _make_reference(self, given: LoadedModel | None) -> PackedModel | None:
         if self._algorithm.kl == "none":
             return None
-        if given is not None or self._algorithm.kl_weight == 0:
-            return given.model if given else None
+        if given is not None:
+            if isinstance(given.model, Tunable):  # as the copy below is: where weights are equal, so are log-probs
+                given.model.tune(layers_again=False, compiled=self._trainer.compile, kernels=self._kernels)
+            return given.model
+        if self._algorithm.kl_weight == 0:
+            return None
         model = copy.deepcopy(self._model)
         for _, weight in model.named_parameters():
             weight.requires_grad_(False)
