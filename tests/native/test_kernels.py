@@ -80,7 +80,7 @@ def test_the_gate_of_numbers_at_the_edge_is_that_of_the_operators(native, x):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize(("rows", "ins", "outs"), [(1, 2, 1), (2, 64, 47), (7, 66, 48), (8, 64, 49), (9, 576, 960), (70, 1536, 100)])
+@pytest.mark.parametrize(("rows", "ins", "outs"), [(1, 2, 1), (2, 64, 47), (7, 66, 48), (8, 64, 49), (9, 576, 960), (130, 1536, 100)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_product_is_the_exact_one_rounded_once(native, dtype, wide, rows, ins, outs, biased):
     weight = numbers(outs, ins, dtype=dtype, seed=6)
