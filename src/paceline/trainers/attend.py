@@ -142,6 +142,8 @@ class _Layout:
 
     def blocks(self, q: torch.Tensor, k: torch.Tensor) -> Blocks:
         """For rows q [R, heads, d] and k [R, kv_heads, d]."""
+        rows = int(self.starts[-1] + self.sizes[-1])
+        assert len(q) == len(k) == rows, f"{len(q)} and {len(k)} rows, the blocks have {rows}"  # the kernels would read what lies behind
         return Blocks(
             firsts=self.firsts.data_ptr(),
             starts=self.starts.data_ptr(),
