@@ -86,6 +86,25 @@ def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
         LedgerReader(path).lineages()
 
 
+def test_a_ledger_whose_schema_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    content = bytearray(path.read_bytes())
+    content[content.index(b"NOT NULL") + 4] = 0xD1
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: 'utf-8' codec can't decode"):
+        LedgerReader(path).lineages()
+    assert not unused(path)
+
+
+def test_a_ledger_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.mkdir()
+    for opens in (unused, Ledger, LedgerReader):
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: "):
+            opens(path)
+
+
 def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no ledger"):
         LedgerReader(tmp_path / "ledger.sqlite")

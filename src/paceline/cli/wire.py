@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 PROBLEMS = "problems of the evaluation"
+"""What `rows.json` calls them, beside the names of tasks."""
 KERNELS = "compiled kernels"
 """Part of a deterministic run's identity."""
-"""What `rows.json` calls them, beside the names of tasks."""
 
 
 def train(

@@ -125,13 +125,15 @@ class Ledger:
 
 
 def unused(path: Path) -> bool:
-    """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
+    """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting. LedgerError for one that
+    cannot be opened."""
     if not path.exists():
         return True
-    database = _read_only(path)
+    with _named(path):
+        database = _read_only(path)
     try:
         return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
-    except sqlite3.DatabaseError:
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
         return False
     finally:
         database.close()
@@ -203,7 +205,7 @@ def _named(path: Path) -> Iterator[None]:
     """The database's errors as LedgerError with the file's name."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged schema may not be text
         raise LedgerError(f"{path}: {error}") from error
 
 

@@ -193,7 +193,7 @@ def _rows_after(path: Path, start: int) -> Iterator[tuple[dict[str, Any] | None,
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and {"axis", "step", "lineage"} <= row.keys() else None
 
