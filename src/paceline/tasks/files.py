@@ -51,7 +51,7 @@ def check_columns(config: TaskConfig) -> None:
         seen |= dict.fromkeys(record if isinstance(record, dict) else ())
         if not _missing_columns(config, list(seen)):
             return
-    _require_columns(config, path, list(seen))
+    _records(config, path)
 
 
 def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, Any] | str]]:
@@ -63,6 +63,8 @@ def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, An
         raise DataError(f"task.path = {str(path)!r}: no such file or directory")
     if path.suffix in _JSON_SUFFIXES:
         lines = list(_json_lines(path))
+        if lines and not any(isinstance(record, dict) for _, record in lines):
+            raise DataError(f"{path}: no line of it is a JSON object: {': '.join(map(str, lines[0]))}")
         present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
         _require_columns(config, path, list(present))
         return lines
@@ -183,6 +185,9 @@ def _data_files(path: Path) -> list[Path]:
     if (path / "dataset_dict.json").is_file():
         splits = ", ".join(sorted(file.parent.name for file in path.glob("*/state.json")))
         raise DataError(f"task.path = {str(path)!r}: holds several datasets; name one of them: {splits}")
+    if not (path / "state.json").is_file():
+        kinds = ", ".join((*_JSON_SUFFIXES, _PARQUET))
+        raise DataError(f"task.path = {str(path)!r}: holds no file that ends in {kinds}, and is no dataset that save_to_disk wrote")
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         files = [path / entry["filename"] for entry in state["_data_files"]]
