@@ -172,6 +172,44 @@ def test_an_async_function_that_is_late_is_an_error_naming_function_and_row() ->
         values(reward, "a", "b")
 
 
+@pytest.mark.parametrize("how", ["blocks", "ends"])
+def test_an_async_function_that_blocks_or_ends_its_event_loop_takes_no_later_call_with_it(how: str) -> None:
+    free = threading.Event()
+
+    async def ends() -> None:
+        raise SystemExit(3)
+
+    async def reward(completions: list[str]) -> list[float]:
+        if completions == ["stuck"] and how == "blocks":
+            free.wait(30)
+        if completions == ["stuck"]:
+            await asyncio.gather(asyncio.create_task(ends()))
+        return [1.0]
+
+    called = FunctionReward(reward, timeout_s=0.1, loop=Loop())
+    with pytest.raises(RewardError, match=r"reward gave no answer within 0.1 s on row 7 of sums"):
+        values(called, "stuck")
+    try:
+        assert values(called, "a") == [1.0]
+    finally:
+        free.set()
+        called.close()
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt("3"), asyncio.CancelledError("3")])
+def test_what_would_end_a_process_or_a_task_is_an_exception_of_the_function(raised: BaseException) -> None:
+    async def later(completions: list[str]) -> list[float]:
+        raise raised
+
+    def at_once(completions: list[str]) -> list[float]:
+        raise raised
+
+    async_only = isinstance(raised, asyncio.CancelledError)
+    for function in (later,) if async_only else (later, at_once):
+        with pytest.raises(RewardError, match=rf"raised {type(raised).__name__} on row 7 of sums \(group 5, sample 0\): "):
+            values(FunctionReward(function), "a")
+
+
 def test_none_means_not_applicable() -> None:
     def reward(completions: list[str]) -> list[float | None]:
         return [None if c == "skip" else 1.0 for c in completions]

@@ -18,6 +18,7 @@ import numbers
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -30,6 +31,8 @@ from paceline.types.records import Prompt, Score, Trajectory
 
 Finish = Callable[[], Sequence[Score]]
 _GRACE_S = 1.0
+_ENDS = (SystemExit, KeyboardInterrupt)
+"""What ends an event loop where a task lets it pass. A Ctrl-C does not reach a worker: it is a function that raised it."""
 _LONGEST = 2000
 """Characters of an exception's text that are told."""
 
@@ -59,6 +62,10 @@ class Loop:
             threading.Thread(target=_run, args=(self._loop,), name="paceline-rewards", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(_within(awaitable, timeout_s), self._loop)
 
+    def give_up(self) -> None:
+        """Leave a loop that a function blocks, or has ended, to itself: calls to come get a new one, in a thread of its own."""
+        self._loop = None
+
     def close(self) -> None:
         """Stop the loop; idempotent."""
         if self._loop is not None:
@@ -67,7 +74,8 @@ class Loop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
+    with suppress(*_ENDS):  # of a task that some function started
+        loop.run_forever()
     loop.close()
 
 
@@ -164,7 +172,7 @@ class FunctionReward:
         try:
             return self._function(*call.positional, **call.keywords)
         # The function is the user's: whatever it raises belongs to its row, and the worker lives on.
-        except Exception as error:
+        except (Exception, *_ENDS) as error:
             raise self._raised(error, call.row) from error
 
     def close(self) -> None:
@@ -175,20 +183,21 @@ class FunctionReward:
         try:
             concurrent.futures.wait([future], self._timeout_s + _GRACE_S)
             if not future.done():
+                self._loop.give_up()
                 raise TooLate
             outcomes: list[Any] = future.result()
         except TooLate as error:
             raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {rows}") from error
         for call, outcome in zip(calls, outcomes, strict=True):
-            if isinstance(outcome, Exception):  # as above: the function is the user's
+            if isinstance(outcome, BaseException):  # as above: the function is the user's
                 raise self._raised(outcome, call.row) from outcome
         return outcomes
 
-    def _raised(self, error: Exception, row: str) -> RewardError:
+    def _raised(self, error: BaseException, row: str) -> RewardError:
         traceback.print_exception(error)  # the worker's log has all of it
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name} line {last.lineno}"
-        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {_said(error)} ({where})")
+        frames = traceback.extract_tb(error.__traceback__)  # of a task that was cancelled there are none
+        where = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {_said(error)}{where}")
 
     def _missing(self, offered: signatures.Columns) -> str | None:
         known = {**offered, **self._arguments}
@@ -208,6 +217,7 @@ class FunctionReward:
         count = len(call.trajectories)
         if not isinstance(values, (list, tuple, np.ndarray)):
             raise RewardError(f"reward {self.name} returned {type(values).__name__} on {call.row}: expected a list of {count} values")
+        values = list(values)
         if len(values) != count:
             raise RewardError(f"reward {self.name} returned {len(values)} values for {count} completions on {call.row}")
         return [Score(self._value(value, p, t)) for value, p, t in zip(values, call.prompts, call.trajectories, strict=True)]
@@ -235,7 +245,7 @@ def _number(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     try:
         return str(error)[:_LONGEST]
     except Exception as second:  # noqa: BLE001 - its class is the user's, too
@@ -269,7 +279,10 @@ async def _together(outcomes: Sequence[Any]) -> list[Any]:
     """The outcomes, those to await awaited at the same time; an exception stands in the place of what its call would have given."""
 
     async def _given(outcome: Any) -> Any:
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        try:
+            return await outcome if inspect.isawaitable(outcome) else outcome
+        except _ENDS as error:
+            return error
 
     return await asyncio.gather(*map(_given, outcomes), return_exceptions=True)
 
