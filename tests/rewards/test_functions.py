@@ -319,7 +319,13 @@ def test_functions_are_found_in_files_and_modules(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_loaded_is_a_configuration_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
-    path.write_text("import no_such_module_here")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="no_such_module_here"):
-            resolve(f"{path}:reward")
+    for content, message in (
+        ("import no_such_module_here", "No module named 'no_such_module_here'"),
+        ("def f(:", "invalid syntax"),
+        ("\nopen('no such file')", r"FileNotFoundError: .* \(broken.py line 2\)"),
+        ("raise SystemExit(4)", r"SystemExit: 4 \(broken.py line 1\)"),
+    ):
+        path.write_text(content)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=rf"broken.py:reward': cannot load .*broken.py: .*{message}"):
+                resolve(f"{path}:reward")

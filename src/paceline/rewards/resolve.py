@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from paceline.types.errors import ConfigError
 def resolve(reference: str) -> Callable[..., Any]:
     """The callable behind `module:name`, `module:object.method` or `file.py:name` (relative to the working directory).
 
-    Raises ConfigError naming the reference and what is wrong with it; an error inside the module itself is its cause.
+    Raises ConfigError naming the reference and what is wrong with it, also where the module itself raises.
     """
     where, _, name = reference.rpartition(":")
     if not where or not name:
@@ -49,8 +50,8 @@ def source(reference: str) -> Path | None:
 def _from_module(name: str, reference: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"function = {reference!r}: cannot import {name}: {error}") from error
+    except (Exception, SystemExit) as error:  # the module is the user's
+        raise ConfigError(f"function = {reference!r}: cannot import {name}: {_how(error)}") from error
 
 
 def _from_file(path: Path, reference: str) -> ModuleType:
@@ -66,10 +67,15 @@ def _from_file(path: Path, reference: str) -> ModuleType:
     sys.modules[name] = module  # before it runs, so that its own dataclasses and pickles find it
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:  # as above
         del sys.modules[name]
-        raise ConfigError(f"function = {reference!r}: cannot load {path}: {error}") from error
-    except BaseException:
-        del sys.modules[name]
-        raise
+        raise ConfigError(f"function = {reference!r}: cannot load {path}: {_how(error)}") from error
     return module
+
+
+def _how(error: BaseException) -> str:
+    """The error, its class where its text may not say enough, and the line that raised it."""
+    if isinstance(error, (ImportError, SyntaxError)):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})"
