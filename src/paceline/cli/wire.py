@@ -136,7 +136,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
-    workers = _bound(workers, data.contents.get(KERNELS, ""))
+    workers = _bound(workers, data.contents)
     task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
     for line in _counted(task):
         on_progress(Progress(0, config.run.updates, {}, "data", line))
@@ -376,13 +376,17 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
-def _bound(workers: Workers, kernels_name: str) -> Workers:
-    """Workers whose engines of this module decode by these kernels only."""
-    own, named = f"{__name__}:{rollout_body.__name__}", {"kernels_name": kernels_name}
-    return replace(
-        workers,
-        rollout=tuple(replace(spec, arguments={**spec.arguments, **named}) if spec.factory == own else spec for spec in workers.rollout),
-    )
+def _bound(workers: Workers, contents: Mapping[str, str]) -> Workers:
+    """Workers of this module bound to what the run is made of, whenever they are started: engines to these kernels, rewards to files."""
+    own: dict[str, dict[str, Any]] = {
+        f"{__name__}:{rollout_body.__name__}": {"kernels_name": contents.get(KERNELS, "")},
+        f"{__name__}:{reward_body.__name__}": {"before": contents},
+    }
+
+    def _each(specs: Sequence[WorkerSpec]) -> tuple[WorkerSpec, ...]:
+        return tuple(replace(spec, arguments={**spec.arguments, **own.get(spec.factory, {})}) for spec in specs)
+
+    return replace(workers, rollout=_each(workers.rollout), reward=_each(workers.reward))
 
 
 def _emulates(config: Config) -> bool:
@@ -399,6 +403,7 @@ def _trainer_spec(config: Config) -> WorkerSpec:
 
 def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
     arguments: dict[str, Any] = {
+        "config": config,
         "rewards": [reward.model_dump() for reward in config.reward],
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
         "verifiers": config.pool.verifiers,
@@ -407,7 +412,7 @@ def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
     generators = {task_name(task): {"name": task.name, "parameters": task.parameters} for task in tasks}
     if generators:
         arguments |= {"scorer": "paceline.tasks.gym:scorers", "scorer_arguments": {"tasks": generators}}
-    return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
+    return tuple(WorkerSpec(f"reward-{i}", f"{__name__}:reward_body", arguments) for i in range(config.pool.reward_workers))
 
 
 def _rollout_threads(config: Config) -> int:
@@ -460,6 +465,20 @@ def rollout_body(config: Config, instance: str, kernels_name: str = "") -> Worke
     if found and engine.without_kernels:
         _log.warning("decoding runs on torch's operators: %s", engine.without_kernels)
     return RolloutBody(engine)
+
+
+def reward_body(config: Config, before: Mapping[str, str] | None = None, **arguments: Any) -> WorkerBody:
+    """Factory of a reward worker. before: `contents` when the run began.
+
+    Raises ConfigError where a function's file is another by now: one run must not judge by two rewards.
+    """
+    from paceline.cli.contents import contents
+    from paceline.rewards.worker import create
+
+    now = contents(config, None)
+    if changed := [name.removeprefix("contents of ") for name in now if (before or now).get(name) != now[name]]:
+        raise ConfigError(f"{'; '.join(changed)}: changed while the run went on; take it back and resume, or choose another run.dir")
+    return create(**arguments)
 
 
 def trainer_body(config: Config) -> WorkerBody:

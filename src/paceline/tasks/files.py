@@ -62,12 +62,7 @@ def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, An
     if not path.is_file():
         raise DataError(f"task.path = {str(path)!r}: no such file or directory")
     if path.suffix in _JSON_SUFFIXES:
-        lines = list(_json_lines(path))
-        if lines and not any(isinstance(record, dict) for _, record in lines):
-            raise DataError(f"{path}: no line of it is a JSON object: {': '.join(map(str, lines[0]))}")
-        present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
-        _require_columns(config, path, list(present))
-        return lines
+        return _json_table(config, path)
     if path.suffix == _PARQUET:
         return _parquet(config, path)
     raise ConfigError(
@@ -87,6 +82,15 @@ def _shards(path: Path) -> list[Path]:
             f"task.path = {str(path)!r}: holds several tables ({', '.join(tables)}); name a file, or a directory with one of them"
         )
     return files
+
+
+def _json_table(config: TaskConfig, path: Path) -> list[tuple[str, dict[str, Any] | str]]:
+    lines = list(_json_lines(path))
+    if lines and not any(isinstance(record, dict) for _, record in lines):
+        raise DataError(f"{path}: no line of it is a JSON object: {': '.join(map(str, lines[0]))}")
+    present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
+    _require_columns(config, path, list(present))
+    return lines
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
