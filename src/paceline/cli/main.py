@@ -71,7 +71,7 @@ def train(
 ) -> None:
     """Train a model. Ctrl-C once: checkpoint and leave; twice: leave."""
     with _told():
-        config = _load(words, set_)
+        config = _load(words, set_, resume=resume)
         if dry_run:
             _print_plan(config)
             return
@@ -196,19 +196,30 @@ def _say(lines: Sequence[str]) -> None:
         plain(out, line)
 
 
-def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config:
-    """The configuration of `[CONFIG.toml] [KEY=VALUE ...]`, its warnings told."""
+def _load(words: Sequence[str] | None, settings: Sequence[str] | None, *, resume: bool = False) -> Config:
+    """The configuration of `[CONFIG.toml] [KEY=VALUE ...]`, its warnings told. resume: see `_loaded`."""
     words = list(words or ())
     if not words and not settings:
         raise ConfigError("name a configuration file, or set keys as KEY=VALUE; see docs/guides/configuration.md")
     files = [word for word in words if not _is_override(word)]
     if len(files) > 1 or (files and words[0] != files[0]):
         raise ConfigError(f"{files[-1]}: expected key=value; one configuration file may come first")
-    config = load(Path(files[0]) if files else None, [*words[len(files) :], *(settings or ())])
+    path, keys = Path(files[0]) if files else None, [*words[len(files) :], *(settings or ())]
+    config = _loaded(path, keys, resume)
     _present(config)
     for warning in (*warnings(config), *_lacking(config)):
         typer.echo(f"warning: {warning}", err=True)
     return config
+
+
+def _loaded(path: Path | None, keys: Sequence[str], resume: bool) -> Config:
+    """The configuration. To resume with a run's own config.toml means the run beside it, also where that was moved or is a copy: the run
+    that it was copied from must not be continued in its place. A `run.dir` among the keys goes before."""
+    config = load(path, keys)
+    if not resume or path is None or path.name != "config.toml" or not (path.parent / "ledger.sqlite").is_file():
+        return config
+    moved = path.parent.resolve() != Path(config.run.dir).resolve()
+    return load(path, [f"run.dir={path.parent}", *keys]) if moved else config
 
 
 def _present(config: Config) -> None:

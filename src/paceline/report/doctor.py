@@ -266,6 +266,7 @@ def _ended(state: str, rundir: RunDir) -> list[Finding]:
     except OSError:
         checkpoint = None
     where = f"from {checkpoint}" if checkpoint is not None else "from the beginning: there is no checkpoint"
+    where = f"when {gone} is put back, its last checkpoint" if (gone := rundir.lost_checkpoint()) else where
     return [Finding("fault", STANDS, (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
 
 
@@ -275,7 +276,9 @@ def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
     if lineages > 1:
         facts.append(f"lineage {read.lineage.id} of {lineages}, continued after update {read.lineage.resume.update}")
     checkpoint = rundir.latest_checkpoint() if rundir.checkpoints.is_dir() else None
-    facts.append(f"last complete checkpoint: {checkpoint.name}" if checkpoint is not None else "no checkpoint yet")
+    gone = rundir.lost_checkpoint()
+    none = f"its last checkpoint, {gone}, is gone" if gone else "no checkpoint yet"
+    facts.append(f"last complete checkpoint: {checkpoint.name}" if checkpoint is not None else none)
     return facts
 
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from paceline.core.codec import COMMANDS, dumps, loads
 from paceline.core.commands import Command
-from paceline.core.events import Event
+from paceline.core.events import CheckpointDone, Event
 from paceline.core.schedule import Resume, Schedule
 from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
@@ -137,6 +137,22 @@ def unused(path: Path) -> bool:
         return False
     finally:
         database.close()
+
+
+def last_checkpoint(path: Path) -> int | None:
+    """The update of the last checkpoint that a ledger says was written; None where it says of none, or there is no ledger."""
+    if not path.exists():
+        return None
+    with _named(path):
+        database = _read_only(path)
+        try:
+            written = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()  # a crash may come before that
+            query = "SELECT json FROM records WHERE kind = ? ORDER BY sequence DESC LIMIT 1"
+            row = database.execute(query, (CheckpointDone.__name__,)).fetchone() if written else None
+        finally:
+            database.close()
+    done = None if row is None else loads(row[0])
+    return done.update if isinstance(done, CheckpointDone) else None
 
 
 class LedgerReader:

@@ -16,7 +16,7 @@ from paceline.core.schedule import Resume, Schedule
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import ResumeInfo, RunDir, check_identity, read_resume
 from paceline.runtime.session import Lineage, Session
-from paceline.types.errors import CheckpointDamaged, TrainerLost
+from paceline.types.errors import CheckpointDamaged, CheckpointError, TrainerLost
 
 
 class Start(NamedTuple):
@@ -71,7 +71,10 @@ class Lives:
             self._rundir.mend()
 
     def _newest(self) -> Start:
-        """The newest checkpoint whose record is whole, if it is of this run; damaged ones before it are put aside and told."""
+        """The newest checkpoint whose record is whole, if it is of this run; damaged ones before it are put aside and told.
+
+        Nothing where none was written yet: to begin again because none is left would be a silent loss.
+        """
         while (checkpoint := self._rundir.latest_checkpoint()) is not None:
             try:
                 info = read_resume(checkpoint)
@@ -80,6 +83,11 @@ class Lives:
                 continue
             check_identity(info.identity, self._identity, checkpoint, self._explain)
             return Start(checkpoint, info)
+        if gone := self._rundir.lost_checkpoint():
+            raise CheckpointError(
+                f"{self._rundir.checkpoints}: holds no checkpoint, and the ledger says that {gone} was written. Put it back (is a disk "
+                "missing?), or begin again with another run.dir"
+            )
         return Start()
 
     def _begin(self, ledger: Ledger, session_of: Callable[[Lineage], Session]) -> Session:

@@ -15,7 +15,7 @@ from typing import IO
 
 from paceline.core.schedule import Resume
 from paceline.durable import named, put_back, put_in_place, remove, sealed, sync, undamaged, unsealed, whole
-from paceline.runtime.ledger import unused
+from paceline.runtime.ledger import last_checkpoint, unused
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
@@ -94,9 +94,10 @@ class RunDir:
             self._lock = self._locked()
         if not resume:
             self._begin_anew()
-        with named(self.root):
-            for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
+        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
+            with named(directory):
                 directory.mkdir(exist_ok=True)
+        with named(self.root):
             sync(self.root)
         self.mend()
 
@@ -118,7 +119,9 @@ class RunDir:
         found = None
         latest = self.latest_checkpoint()
         if not unused(self.ledger):
-            where = "its beginning, it has no checkpoint yet" if latest is None else latest.name
+            gone = self.lost_checkpoint()
+            none = f"{gone}, once that is put back" if gone else "its beginning, it has no checkpoint yet"
+            where = none if latest is None else latest.name
             found = f"a run lies here already: continue it with --resume (from {where}), or choose another run.dir"
         elif latest is not None:
             found = "holds the checkpoints of a run whose ledger is gone; choose another run.dir"
@@ -156,6 +159,14 @@ class RunDir:
         """The complete checkpoint of the highest update; None when there is none."""
         complete = self._complete()
         return complete[-1] if complete else None
+
+    def lost_checkpoint(self) -> str:
+        """The last checkpoint that was written, where none is left; "" where one is, or none was written yet.
+
+        Raises LedgerError for a ledger that cannot be read.
+        """
+        update = None if self._complete() else last_checkpoint(self.ledger)
+        return "" if update is None else f"step-{update}"
 
     def begin_checkpoint(self, update: int) -> Path:
         """A new directory to write a checkpoint into; it counts for nothing before `seal_checkpoint`."""
