@@ -86,6 +86,23 @@ def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
         LedgerReader(path).lineages()
 
 
+@pytest.mark.parametrize("how", ["deleted", "exchanged"])
+def test_a_ledger_that_was_taken_away_under_its_run_takes_no_more_rows(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.open_lineage(SCHEDULE, Resume(), None, "")
+    ledger.append("event", 0.0, Started())
+    ledger.commit()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    if how == "exchanged":
+        Ledger(path).close()
+    ledger.append("event", 1.0, Started())
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: was deleted or exchanged while the run went on"):
+            ledger.commit()
+
+
 def test_a_ledger_whose_schema_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     Ledger(path).close()

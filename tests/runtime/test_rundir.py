@@ -3,6 +3,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -260,6 +261,20 @@ def test_a_run_that_failed_while_it_started_leaves_the_directory_free(tmp_path: 
     again.open(resume=False)
     assert not again.ledger.exists()
     again.close()
+
+
+def test_a_run_whose_directory_was_deleted_takes_nothing_from_the_run_that_was_begun_in_its_place(tmp_path: Path) -> None:
+    first = opened(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    first.close()
+    first = opened(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    second = opened(tmp_path / "run")
+    (second.weights / "version-1.safetensors").touch()
+    first.close()
+    assert (second.weights / "version-1.safetensors").exists()
+    second.close()
+    assert not second.weights.exists()
 
 
 def test_weights_that_engines_were_sent_go_with_the_run(tmp_path: Path) -> None:

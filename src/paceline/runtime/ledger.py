@@ -71,6 +71,7 @@ class Ledger:
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             self._database.executescript(TABLES)
+        self._file = _which(path)
         self._lineage = 0
         self._rows: list[tuple[int, float, Direction, str, str]] = []
 
@@ -92,9 +93,15 @@ class Ledger:
         self._rows.append((self._lineage, now, direction, type(value).__name__, dumps(value)))
 
     def commit(self) -> None:
-        """Make every row appended so far durable: all of them or, when it raises, none; they are kept for the next call."""
+        """Make every row appended so far durable: all of them or, when it raises, none; they are kept for the next call.
+
+        Raises LedgerError, too, where the file is no longer the one that was opened: whoever deleted a run's directory, and perhaps
+        began another run in its place, must not have this one go on in it.
+        """
         if not self._rows:
             return
+        if _which(self._path) != self._file:
+            raise LedgerError(f"{self._path}: was deleted or exchanged while the run went on")
         with _named(self._path):
             try:
                 self._database.execute("BEGIN")
@@ -210,6 +217,15 @@ class LedgerReader:
     def close(self) -> None:
         """Release the file."""
         self._database.close()
+
+
+def _which(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of the same name; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _read_only(path: Path) -> sqlite3.Connection:

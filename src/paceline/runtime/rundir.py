@@ -148,10 +148,13 @@ class RunDir:
             passing.mkdir()
 
     def close(self) -> None:
-        """Give the lock back. What engines were sent goes: a resume publishes again."""
+        """Give the lock back. What engines were sent goes: a resume publishes again. Of a run that was begun since in the place of this
+        one, whose directory was deleted, nothing goes."""
         if self._lock is not None:
-            for passing in (self.weights, self.moves):
-                shutil.rmtree(passing, ignore_errors=True)
+            lock = self.root / "lock"
+            if lock.exists() and os.path.samestat(lock.stat(), os.fstat(self._lock.fileno())):
+                for passing in (self.weights, self.moves):
+                    shutil.rmtree(passing, ignore_errors=True)
             self._lock.close()
             self._lock = None
 
