@@ -229,7 +229,16 @@ def _which(path: Path) -> tuple[int, int] | None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+    """A connection that only reads, also where no file can be made: sqlite wants one beside a ledger that nobody has open, and need not."""
+    address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+    database = sqlite3.connect(address, uri=True, isolation_level=None)
+    try:
+        database.execute("PRAGMA schema_version")
+    except sqlite3.DatabaseError as error:  # any other is told by who reads
+        if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN and not path.with_name(f"{path.name}-wal").exists():
+            database.close()
+            return sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    return database
 
 
 @contextmanager
