@@ -103,19 +103,16 @@ def test_a_ledger_that_was_taken_away_under_its_run_takes_no_more_rows(tmp_path:
             ledger.commit()
 
 
-def test_a_ledger_is_read_where_nothing_can_be_made_beside_it(tmp_path: Path) -> None:
+def test_a_ledger_is_read_where_no_file_can_be_made_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         ledger.open_lineage(SCHEDULE, Resume(), None, "")
         ledger.append("event", 0.0, Started())
-    (tmp_path / "ledger.sqlite-shm").mkdir()  # as on a disk that is mounted to be read, whoever runs this test
+    path = path.rename(tmp_path / ("x" * 255))  # a longer name is refused, whoever runs this test, as any is by a disk mounted to be read
     reader = LedgerReader(path)
     assert [record.value for record in reader.records(reader.lineages()[0].id)] == [Started()]
     reader.close()
     assert not unused(path)
-    (tmp_path / "ledger.sqlite-wal").touch()  # somebody may be writing
-    with pytest.raises(LedgerError, match=r"ledger\.sqlite: unable to open"):
-        LedgerReader(path).lineages()
 
 
 def test_a_ledger_whose_schema_is_no_text_is_refused_by_name(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA schema_version")
     except sqlite3.DatabaseError as error:  # any other is told by who reads
-        if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN and not path.with_name(f"{path.name}-wal").exists():
+        if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN and not os.path.exists(f"{path}-wal"):
             database.close()
             return sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
     return database
