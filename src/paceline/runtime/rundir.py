@@ -140,7 +140,7 @@ class RunDir:
             put_back(place)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        for place in (self.root, self.trajectories, self.tracking):
+        for place in (self.root, self.trajectories, self.tracking, *filter(Path.is_dir, self.tracking.glob("*"))):
             for leftover in filter(lambda path: ASIDE.fullmatch(path.name), place.glob(".*.tmp")):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for passing in (self.weights, self.moves):
