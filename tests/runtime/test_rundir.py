@@ -246,6 +246,9 @@ def test_what_a_fingerprint_cannot_say_is_explained_and_what_follows_from_it_is_
     with pytest.raises(CheckpointError) as caught:
         check_identity(saved, {FOLLOWS: "A", "contents of task t": "B", "task.t.path": "new.jsonl"}, tmp_path, words)
     assert str(caught.value).splitlines()[1:-1] == ["  contents of task t: row 4 changed", "  task.t.path: old.jsonl -> new.jsonl"]
+    with pytest.raises(CheckpointError) as caught:
+        check_identity(saved, {FOLLOWS: "A", "contents of task u": "b", "task.u.path": "u.jsonl"}, tmp_path, words)
+    assert str(caught.value).splitlines()[2:-1] == ["  contents of task u: None -> b"], "and not each key of either task"
     with pytest.raises(CheckpointError, match=f"  {FOLLOWS}: in another way"):
         check_identity(saved, {**saved, FOLLOWS: "A"}, tmp_path, words)
     with pytest.raises(CheckpointError, match="  contents of task t: b -> B"):

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -274,13 +274,20 @@ def check_identity(
     changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
     if all(map(_explains, changed)):
         return
-    causes = [name for name in changed if name != FOLLOWS]
-    shown = changed if all(map(_explains, causes)) else causes
+    shown = _shown(changed, saved.keys() & present.keys())
     words = {name: how() for name, how in (explain or {}).items() if name in shown}
     lines = [f"  {name}: {words.get(name) or f'{saved.get(name)} -> {present.get(name)}'}" for name in shown]
     raise CheckpointError(
         "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
     )
+
+
+def _shown(changed: Sequence[str], both: Collection[str]) -> list[str]:
+    """Which of the changed parts are worth a line. both: what was there before, and is now: of a task that is new or gone its rows say so,
+    and not each of its settings."""
+    causes = [name for name in changed if name != FOLLOWS]
+    shown = changed if all(map(_explains, causes)) else causes
+    return [name for name in shown if not _explains(name) or name in both]
 
 
 def _explains(name: str) -> bool:
