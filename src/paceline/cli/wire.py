@@ -48,6 +48,7 @@ from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
+    from paceline.native.calls import Choice, Kernels
     from paceline.ports.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -277,7 +278,8 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
             "pool.rollout_threads": _rollout_threads(config),
             "pool.trainer_threads": _trainer_threads(config),
         }
-        parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk")}
+        parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk", "kernels")}
+        parts["rollout.kernels"] = config.rollout.kernels
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
@@ -377,16 +379,20 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
 
 
 def _bound(workers: Workers, contents: Mapping[str, str]) -> Workers:
-    """Workers of this module bound to what the run is made of, whenever they are started: engines to these kernels, rewards to files."""
+    """Workers of this module bound to what the run is made of, whenever they are started: engines and trainer to these kernels, rewards to
+    the files of their functions."""
+    kernels_name = {"kernels_name": contents.get(KERNELS, "")}
     own: dict[str, dict[str, Any]] = {
-        f"{__name__}:{rollout_body.__name__}": {"kernels_name": contents.get(KERNELS, "")},
+        f"{__name__}:{rollout_body.__name__}": kernels_name,
+        f"{__name__}:{trainer_body.__name__}": kernels_name,
         f"{__name__}:{reward_body.__name__}": {"before": contents},
     }
 
-    def _each(specs: Sequence[WorkerSpec]) -> tuple[WorkerSpec, ...]:
-        return tuple(replace(spec, arguments={**spec.arguments, **own.get(spec.factory, {})}) for spec in specs)
+    def bound(spec: WorkerSpec) -> WorkerSpec:
+        """Other factories know nothing of it."""
+        return replace(spec, arguments={**spec.arguments, **own.get(spec.factory, {})})
 
-    return replace(workers, rollout=_each(workers.rollout), reward=_each(workers.reward))
+    return Workers(bound(workers.trainer), tuple(map(bound, workers.rollout)), tuple(map(bound, workers.reward)))
 
 
 def _emulates(config: Config) -> bool:
@@ -438,17 +444,13 @@ def rollout_body(config: Config, instance: str, kernels_name: str = "") -> Worke
 
     from paceline.engines.torch_engine import TorchEngine
     from paceline.models.load import load, load_tokenizer
-    from paceline.native.calls import kernels
     from paceline.runtime.bodies import RolloutBody
 
     device = config.pool.rollout_devices[int(instance.rpartition("-")[2]) % len(config.pool.rollout_devices)]
     loaded = load(config.model, device=device)
     tokenizer = load_tokenizer(loaded.directory)
     rollout = config.rollout
-    found = kernels(rollout.kernels) if device == "cpu" else None
-    if kernels_name not in ("", found.name if found else "none"):
-        have = found.name if found else "no compiled kernels"
-        raise ConfigError(f"run.deterministic: {instance} has {have}, the run's compiled kernels are {kernels_name}")
+    found = _kernels("rollout.kernels", rollout.kernels, device, instance, kernels_name)
     engine = TorchEngine(
         loaded,
         instance=instance,
@@ -481,8 +483,21 @@ def reward_body(config: Config, before: Mapping[str, str] | None = None, **argum
     return create(**arguments)
 
 
-def trainer_body(config: Config) -> WorkerBody:
-    """Factory of the trainer worker."""
+def _kernels(key: str, choice: Choice, device: str, worker: str, bound_to: str) -> Kernels | None:
+    """Compiled kernels for a worker. ConfigError where it must have them and cannot, or where the run is bound to others."""
+    from paceline.native.calls import kernels
+
+    if device != "cpu" or choice == "torch":
+        return None
+    found = kernels(choice, key)
+    if bound_to not in ("", found.name if found else "none"):
+        have = found.name if found else "no compiled kernels"
+        raise ConfigError(f"run.deterministic: {worker} has {have}, the run's compiled kernels are {bound_to}")
+    return found
+
+
+def trainer_body(config: Config, kernels_name: str = "") -> WorkerBody:
+    """Factory of the trainer worker. kernels_name: as of `rollout_body`."""
     from paceline.models.load import load
     from paceline.runtime.bodies import TrainerBody
     from paceline.trainers.torch_trainer import TorchTrainer
@@ -499,6 +514,7 @@ def trainer_body(config: Config) -> WorkerBody:
         total_updates=config.run.updates,
         reference=reference,
         deterministic=config.run.deterministic,
+        kernels=_kernels("trainer.kernels", config.trainer.kernels, device, "trainer", kernels_name),
     )
     return TrainerBody(trainer)
 
@@ -536,7 +552,8 @@ def data_body(config: Config) -> WorkerBody:
 
     directory, computer = resolve(config.model.path), dict[str, str]()
     if config.run.deterministic:
-        found = kernels(config.rollout.kernels)
+        wanted = {config.rollout.kernels, config.trainer.kernels} != {"torch"}
+        found = kernels() if wanted else None
         computer = numerics() | {KERNELS: found.name if found else "none"}
     return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 
