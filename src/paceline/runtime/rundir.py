@@ -114,7 +114,8 @@ class RunDir:
         return lock
 
     def _begin_anew(self) -> None:
-        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes."""
+        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes, and with it what
+        that run told, which nobody could tell from what this one tells."""
         found = None
         latest = self.latest_checkpoint()
         if not unused(self.ledger):
@@ -127,8 +128,8 @@ class RunDir:
             self._lock.close()
             self._lock = None
             raise ConfigError(f"run.dir = {self.root}: {found}")
-        for leftover in self.root.glob(f"{self.ledger.name}*"):
-            leftover.unlink()
+        for leftover in (*self.root.glob(f"{self.ledger.name}*"), self.notices):
+            leftover.unlink(missing_ok=True)
 
     def mend(self) -> None:
         """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them. Nothing
