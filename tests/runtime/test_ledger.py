@@ -159,5 +159,5 @@ def test_a_ledger_is_read_where_nothing_may_be_written_unless_a_writer_left_reco
     with ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=nobody) as stranger:
         assert stranger.submit(read_by, foreign / "whole").result() == [str(Started())]
         assert not stranger.submit(unused, foreign / "whole").result()
-        with pytest.raises(LedgerError, match="left: (unable to open database file|attempt to write a readonly database)"):
+        with pytest.raises(LedgerError, match=r"left: (unable to open database file|attempt to write a readonly database)"):
             stranger.submit(read_by, foreign / "left").result()
