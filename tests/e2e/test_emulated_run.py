@@ -10,6 +10,7 @@ import pytest
 
 from paceline.cli import wire
 from paceline.config.load import load
+from paceline.runtime.notices import read as read_notices
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale
@@ -50,6 +51,7 @@ def test_a_reward_that_raised_is_mended_and_the_run_goes_on_with_it(tmp_path: Pa
     failed = wire.train(config)
     assert not failed.ok
     assert "reward graded raised ValueError" in failed.reason
+    assert [notice.message for notice in read_notices(tmp_path / "serial" / "notices.jsonl")] == ["task: 32 prompts of 32 rows"]
     reward.write_text(source + ends)
     said: list[str] = []
     assert wire.train(config, resume=True, on_progress=lambda progress: said.append(progress.message)).ok

@@ -138,13 +138,13 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     assert data.task is not None
     workers = _bound(workers, data.contents.get(KERNELS, ""))
     task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
-    for line in _counted(task):
-        on_progress(Progress(0, config.run.updates, {}, "data", line))
     parts, identity = _parts(config, task), _identity(config, task, data.contents)
     lives = Lives(rundir, schedule, identity, config.pool.trainer_restarts, _explained(rundir, parts))
     rows = {name: part.digests for name, part in parts.items()}
     if data.problems:
         rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
+    for line in _counted(task):
+        lives.tell(line)
     if not unused(rundir.ledger):
         _tell_changes(lives, rundir, config, rows, identity)
     write_durably(rundir.config, dump(config).encode())
