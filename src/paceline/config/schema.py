@@ -231,6 +231,9 @@ class TrainerConfig(Section):
     by rounding. Slim decoder only."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows of logits that exist at once."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """What computes norms, rotations, gates, attention and log-probs of bfloat16 and float32 on a CPU, forward and backward: as
+    `rollout.kernels`. Changes the result by rounding."""
     nonfinite_limit: int = Field(default=3, ge=1)
     """This many skipped updates in a row stop the run."""
 
