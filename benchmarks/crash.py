@@ -385,11 +385,12 @@ def _alive(game: Game, process: Process) -> Process:
 
 
 def explained(code: int, said: str, begun: bool) -> bool:
-    """Whether a killed worker ends a run rightly: before all workers were up, or where two were killed over the answers of one group.
+    """Whether a killed worker ends a run rightly: before all workers were up for the first time, or where two were killed over the answers
+    of one group. begun: whether the life that ended had decided anything.
 
     The error that ended it decides: that a worker was lost is printed too when it was replaced, and any error may follow.
     """
-    why = _why(said)
+    why, begun = _why(said), begun or "replaced and the run goes on" in said
     return code == 1 and "signal SIGKILL" in why and (not begun or "two workers ended over it" in why)
 
 

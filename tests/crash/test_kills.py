@@ -114,6 +114,9 @@ def test_a_kill_explains_the_end_of_a_run_only_before_it_began_or_over_one_group
     assert crash.explained(1, start, begun=False)
     assert crash.explained(1, lost + twice, begun=True)
     assert not crash.explained(1, start, begun=True), "a worker that is lost later is replaced"
+    assert not crash.explained(1, "the trainer is replaced and the run goes on from step-2\n" + start, begun=False), (
+        "and in a later life, too"
+    )
     assert not crash.explained(1, lost + "failed: rule 1: group 3 ended twice\n", begun=True)
     assert not crash.explained(1, lost + "KeyError: 3\n", begun=False)
     assert not crash.explained(-signal.SIGSEGV, start, begun=False), "nobody kills a controller but the matrix, which knows it"
