@@ -46,6 +46,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "torch's operators": {"kernels": "torch"},
     "one micro-batch": {"micro_batch_tokens": 4096},
     "chunks of 256 logits": {"head_chunk": 256},
+    "chunks of 512 logits": {"head_chunk": 512},
     "checkpointing": {"checkpoint_activations": True},
     "compiled": {"compile": True},
     "compiled, checkpointing": {"compile": True, "checkpoint_activations": True},

@@ -161,7 +161,7 @@ class Head:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
         if not kernels.multiplies(weight):
             return self
-        packed = self._copy.get([weight], "panels", lambda: kernels.pack(weight.detach()))
+        packed = self._copy.get([weight], f"panels {weight.dtype}", lambda: kernels.pack(weight.detach()))
         return functools.partial(kernels.product, packed=packed, bias=None, outs=weight.shape[0], wide=True)
 
     def scores(
@@ -180,7 +180,7 @@ class Head:
         """As a call, in training and without a record for a backward pass."""
         weight = self.rounded(hidden.dtype)
         if hidden.dtype == torch.bfloat16 and kernels.multiplies(weight):
-            packed = self._copy.get([self._owner.weight], "panels", lambda: kernels.pack(weight))  # type: ignore[list-item]
+            packed = self._copy.get([self._owner.weight], f"panels {weight.dtype}", lambda: kernels.pack(weight))  # type: ignore[list-item]
             return kernels.product(hidden.contiguous(), packed, None, weight.shape[0], wide=True)
         return self(hidden)
 

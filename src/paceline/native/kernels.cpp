@@ -61,6 +61,7 @@ template <class T> void gate(const T* gate_up, T* out, long rows, long inner, in
 // ---- products with a matrix in panels
 
 constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8, PART = 192;
+constexpr long CACHED = 1 << 18;  // bytes of rows that meet one panel after the other
 
 #ifdef __AVX512BF16__
 constexpr bool HALF_PRODUCTS = true;
@@ -120,27 +121,37 @@ void block(const T* x, long x_step, const T* panel, long in, const float* bias, 
     }
 }
 
+// Some rows of x times the panel of `here` outputs.
+template <class T, class Out>
+void stretch(const T* x, const T* panel, const float* bias, Out* out, long rows, long in, long outs, long here) {
+    for (long row = 0; row < rows; row += BLOCK) {
+        const auto run = [&](auto block) { block(x + row * in, in, panel, in, bias, out + row * outs, outs, here); };
+        switch (rows - row) {
+            case 1: run([](auto... a) { block<1>(a...); }); break;
+            case 2: run([](auto... a) { block<2>(a...); }); break;
+            case 3: run([](auto... a) { block<3>(a...); }); break;
+            case 4: run([](auto... a) { block<4>(a...); }); break;
+            case 5: run([](auto... a) { block<5>(a...); }); break;
+            case 6: run([](auto... a) { block<6>(a...); }); break;
+            case 7: run([](auto... a) { block<7>(a...); }); break;
+            default: run([](auto... a) { block<BLOCK>(a...); });
+        }
+    }
+}
+
 // x [rows, in] times the matrix -> out [rows, outs]. The order of a sum does not depend on how many rows there are.
 template <class T, class Out>
 void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
-    const long count = (outs + PANEL - 1) / PANEL;
-#pragma omp parallel for num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
-    for (long index = 0; index < count; index++) {
-        const long left = outs - index * PANEL, here = left < PANEL ? left : PANEL;
-        const T* panel = panels + index * PANEL * in;
-        const float* shift = bias ? bias + index * PANEL : nullptr;
-        for (long row = 0; row < rows; row += BLOCK) {
-            const auto run = [&](auto block) { block(x + row * in, in, panel, in, shift, out + row * outs + index * PANEL, outs, here); };
-            switch (rows - row) {
-                case 1: run([](auto... a) { block<1>(a...); }); break;
-                case 2: run([](auto... a) { block<2>(a...); }); break;
-                case 3: run([](auto... a) { block<3>(a...); }); break;
-                case 4: run([](auto... a) { block<4>(a...); }); break;
-                case 5: run([](auto... a) { block<5>(a...); }); break;
-                case 6: run([](auto... a) { block<6>(a...); }); break;
-                case 7: run([](auto... a) { block<7>(a...); }); break;
-                default: run([](auto... a) { block<BLOCK>(a...); });
-            }
+    const long count = (outs + PANEL - 1) / PANEL, fitting = CACHED / (in * long(sizeof(T))) / BLOCK * BLOCK;
+    const long together = fitting > BLOCK ? fitting : BLOCK;
+#pragma omp parallel num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
+    for (long row = 0; row < rows; row += together) {
+        const long some = rows - row < together ? rows - row : together;
+#pragma omp for schedule(static) nowait
+        for (long index = 0; index < count; index++) {
+            const long left = outs - index * PANEL;
+            stretch(x + row * in, panels + index * PANEL * in, bias ? bias + index * PANEL : nullptr, out + row * outs + index * PANEL, some,
+                    in, outs, left < PANEL ? left : PANEL);
         }
     }
 }

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.algo.correction import Correction
-from paceline.algo.logprobs import TokenScores, token_logprobs
+from paceline.algo.logprobs import Scorer, TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
 from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
@@ -188,7 +188,7 @@ class TorchTrainer:
         tokens = torch.tensor(list(ids), device=self._device)
         attend = block_attend([Block(len(ids), ())], self._model.shape.scale, self._device, kernels=self._kernels)
         hidden = self._model.hidden(tokens, torch.arange(len(ids), device=self._device), attend)
-        return token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk).logp
+        return token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk, scorer=_scorer(self._model)).logp
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory (config, tokenizer, safetensors in serving dtype) that AutoModelForCausalLM loads."""
@@ -287,7 +287,7 @@ class TorchTrainer:
             top_k=self._rollout.top_k,
             chunk=self._trainer.head_chunk,
             entropy=entropy,
-            scorer=model.scores if isinstance(model, Tunable) else None,
+            scorer=_scorer(model),
         )
 
     def _make_reference(self, given: LoadedModel | None) -> PackedModel | None:
@@ -389,6 +389,10 @@ def _check_settings(
     if narrow:
         raise ConfigError(f"master weights must be float32 or float64, {narrow[0]} is {weights[narrow[0]].dtype}: load with train=True")
     return correction
+
+
+def _scorer(model: PackedModel) -> Scorer | None:
+    return model.scores if isinstance(model, Tunable) else None
 
 
 def _tune(model: PackedModel, trainer: TrainerConfig, kernels: Kernels | None) -> None:
