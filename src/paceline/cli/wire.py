@@ -34,7 +34,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, read_origin, read_resume, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, mended, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
@@ -139,15 +139,15 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     assert data.task is not None
     workers = _bound(workers, data.contents)
     task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
-    for line in _counted(task):
-        on_progress(Progress(0, config.run.updates, {}, "data", line))
-    parts = _parts(config, task)
-    lives = Lives(rundir, schedule, _identity(config, task, data.contents), config.pool.trainer_restarts, _explained(rundir, parts))
+    parts, identity = _parts(config, task), _identity(config, task, data.contents)
+    lives = Lives(rundir, schedule, identity, config.pool.trainer_restarts, _explained(rundir, parts))
     rows = {name: part.digests for name, part in parts.items()}
     if data.problems:
         rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
+    for line in _counted(task):
+        lives.tell(line)
     if not unused(rundir.ledger):
-        _tell_changes(lives, rundir, config, rows)
+        _tell_changes(lives, rundir, config, rows, identity)
     write_durably(rundir.config, dump(config).encode())
     write_durably(rundir.rows, json.dumps(rows).encode())
     notices = Notices(rundir.notices, 0)
@@ -188,11 +188,13 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     )
 
 
-def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]]) -> None:
-    """Where a resume goes on, and with which other settings and problems than before."""
+def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]], identity: Mapping[str, str]) -> None:
+    """Where a resume goes on, and with which other settings, rewards and problems than before."""
     other = changes(rundir.config, config)
     begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
     lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
+    if lives.start.info is not None and (files := mended(lives.start.info.identity, identity)):
+        lives.tell(f"rewards from here on are those of other files than before: {'; '.join(files)}")
     if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
         lives.tell(problems)
 
@@ -479,7 +481,7 @@ def reward_body(config: Config, before: Mapping[str, str] | None = None, **argum
 
     now = contents(config, None)
     if changed := [name.removeprefix("contents of ") for name in now if (before or now).get(name) != now[name]]:
-        raise ConfigError(f"{'; '.join(changed)}: changed while the run went on; take it back and resume, or choose another run.dir")
+        raise ConfigError(f"{'; '.join(changed)}: changed while the run went on; a resume takes it as it is by then, and says so")
     return create(**arguments)
 
 

@@ -18,7 +18,6 @@ import numbers
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -30,7 +29,6 @@ from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, Trajectory
 
 Finish = Callable[[], Sequence[Score]]
-_GRACE_S = 1.0
 _ENDS = (SystemExit, KeyboardInterrupt)
 """What ends an event loop where a task lets it pass. A Ctrl-C does not reach a worker: it is a function that raised it."""
 _LONGEST = 2000
@@ -62,10 +60,6 @@ class Loop:
             threading.Thread(target=_run, args=(self._loop,), name="paceline-rewards", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(_within(awaitable, timeout_s), self._loop)
 
-    def give_up(self) -> None:
-        """Leave a loop that a function blocks, or has ended, to itself: calls to come get a new one, in a thread of its own."""
-        self._loop = None
-
     def close(self) -> None:
         """Stop the loop; idempotent."""
         if self._loop is not None:
@@ -74,8 +68,7 @@ class Loop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(*_ENDS):  # of a task that some function started
-        loop.run_forever()
+    loop.run_forever()
     loop.close()
 
 
@@ -117,7 +110,8 @@ class FunctionReward:
         timeout_s: float = 10.0,
         loop: Loop | None = None,
     ) -> None:
-        """timeout_s: seconds for the calls of an async function; a sync one can only be stopped from outside, with its process."""
+        """timeout_s: seconds for the calls of an async function; a sync one, and an async one that blocks its loop, can only be stopped
+        from outside, with their process."""
         self.name = name or function_name(function)
         self._function = function
         self._signature = signatures.SIGNATURES[signature]
@@ -181,10 +175,6 @@ class FunctionReward:
 
     def _wait(self, future: concurrent.futures.Future[Any], calls: Sequence[_Call], rows: str) -> list[Any]:
         try:
-            concurrent.futures.wait([future], self._timeout_s + _GRACE_S)
-            if not future.done():
-                self._loop.give_up()
-                raise TooLate
             outcomes: list[Any] = future.result()
         except TooLate as error:
             raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {rows}") from error

@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -132,32 +132,24 @@ class Ledger:
 
 
 def unused(path: Path) -> bool:
-    """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting. LedgerError for one that
-    cannot be opened."""
+    """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
     if not path.exists():
         return True
-    with _named(path):
-        database = _read_only(path)
     try:
-        return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
+        with closing(_read_only(path)) as database:
+            return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
     except (sqlite3.DatabaseError, UnicodeDecodeError):
         return False
-    finally:
-        database.close()
 
 
 def last_checkpoint(path: Path) -> int | None:
     """The update of the last checkpoint that a ledger says was written; None where it says of none, or there is no ledger."""
     if not path.exists():
         return None
-    with _named(path):
-        database = _read_only(path)
-        try:
-            written = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()  # a crash may come before that
-            query = "SELECT json FROM records WHERE kind = ? ORDER BY sequence DESC LIMIT 1"
-            row = database.execute(query, (CheckpointDone.__name__,)).fetchone() if written else None
-        finally:
-            database.close()
+    with _named(path), closing(_read_only(path)) as database:
+        written = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()  # a crash may come before that
+        query = "SELECT json FROM records WHERE kind = ? ORDER BY sequence DESC LIMIT 1"
+        row = database.execute(query, (CheckpointDone.__name__,)).fetchone() if written else None
     done = None if row is None else loads(row[0])
     return done.update if isinstance(done, CheckpointDone) else None
 
@@ -229,15 +221,18 @@ def _which(path: Path) -> tuple[int, int] | None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, also where no file can be made: sqlite wants one beside a ledger that nobody has open, and need not."""
-    address = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
-    database = sqlite3.connect(address, uri=True, isolation_level=None)
+    """A connection that reads, beside a writer too. For that sqlite keeps two files beside the ledger. Where it may not (another user's
+    run, an archive), and no writer has left records in them, the ledger is read as it lies there: nobody can be writing."""
+    name, log = f"file:{quote(os.fsencode(path.absolute()))}", path.with_name(f"{path.name}-wal")
+    database = sqlite3.connect(f"{name}?mode=ro", uri=True, isolation_level=None)
     try:
-        database.execute("PRAGMA schema_version")
-    except sqlite3.DatabaseError as error:  # any other is told by who reads
-        if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN and not os.path.exists(f"{path}-wal"):
-            database.close()
-            return sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+        database.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        database.close()
+        forbidden = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)  # the kind of the error
+        if not forbidden or (log.exists() and log.stat().st_size):
+            raise
+        return sqlite3.connect(f"{name}?immutable=1", uri=True, isolation_level=None)
     return database
 
 

@@ -25,6 +25,8 @@ ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
 EXPLAINS = "task."
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
+MENDED = "contents of reward."
+"""Parts whose names begin so never refuse a resume either: who mends a reward that raised goes on with it. `mended` names them."""
 FOLLOWS = "prompts of the run"
 """The part of an identity that follows from others: it is shown only where none of those differs."""
 LOCK_S = 0.5
@@ -115,7 +117,8 @@ class RunDir:
         return lock
 
     def _begin_anew(self) -> None:
-        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes."""
+        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes, and with it what
+        that run told, which nobody could tell from what this one tells."""
         found = None
         latest = self.latest_checkpoint()
         if not unused(self.ledger):
@@ -130,8 +133,8 @@ class RunDir:
             self._lock.close()
             self._lock = None
             raise ConfigError(f"run.dir = {self.root}: {found}")
-        for leftover in self.root.glob(f"{self.ledger.name}*"):
-            leftover.unlink()
+        for leftover in (*self.root.glob(f"{self.ledger.name}*"), self.notices):
+            leftover.unlink(missing_ok=True)
 
     def mend(self) -> None:
         """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them. Nothing
@@ -271,7 +274,7 @@ def check_identity(
 
     explain: name of a part -> how it differs, in words, where its values say nothing.
     """
-    changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
+    changed = [name for name in _differ(saved, present) if not name.startswith(MENDED)]
     if all(map(_explains, changed)):
         return
     shown = _shown(changed, saved.keys() & present.keys())
@@ -288,6 +291,15 @@ def _shown(changed: Sequence[str], both: Collection[str]) -> list[str]:
     causes = [name for name in changed if name != FOLLOWS]
     shown = changed if all(map(_explains, causes)) else causes
     return [name for name in shown if not _explains(name) or name in both]
+
+
+def mended(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """The files of reward functions that hold something else than they did: `reward.0.function, reward.py`."""
+    return [name.removeprefix("contents of ") for name in _differ(saved, present) if name.startswith(MENDED)]
+
+
+def _differ(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
 
 
 def _explains(name: str) -> bool:
