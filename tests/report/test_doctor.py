@@ -129,7 +129,7 @@ def test_a_run_that_was_asked_to_leave_needs_nobody(tmp_path: Path) -> None:
     run = keep(tmp_path / "run", chosen, Resume(), records)
     found = diagnose(run)
     assert (found.state, found.healthy) == ("left", True)
-    assert "asked: continue it with --resume" in found.headline
+    assert "asked; it goes on with paceline train" in found.headline
 
 
 def test_a_run_that_never_decided_anything_is_starting_while_its_process_lives(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import ensure, ensure_scorable, reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, only_scoring, reward_name, task_name, training_tasks
 from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
@@ -84,7 +84,7 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
 
     Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
     """
-    ensure_scorable(config)
+    config = only_scoring(config)
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
@@ -190,7 +190,8 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
 def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]]) -> None:
     """Where a resume goes on, and with which other settings and problems than before."""
     other = changes(rundir.config, config)
-    begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
+    checkpoint = lives.start.checkpoint
+    begins = f"goes on from {checkpoint.name}" if checkpoint is not None else "no checkpoint was written yet: begins again"
     lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
     if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
         lives.tell(problems)

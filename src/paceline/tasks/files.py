@@ -24,7 +24,7 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
 _NUMBERED = re.compile(r"[-_.]?[0-9]+(?:-of-[0-9]+)?$")
 _QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
-_GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model")
+_GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model.ground_truth")
 _ROLES = ("system", "user", "assistant", "tool")
 _MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
 _PLAIN_DIGITS = 4000
@@ -200,7 +200,7 @@ def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> 
         raise DataError(f"{path}: {', '.join(map(repr, twice))} is the name of more than one column")
     problems = []
     for key, column, usual in _missing_columns(config, present):
-        candidates = [name for name in usual if name in present]
+        candidates = [name for name in usual if name.split(".")[0] in present]
         hint = f"set task.{key} = {candidates[0]!r}" if candidates else f"set task.{key} to one of them"
         problems.append(f"no column {column!r} (task.{key}): {hint}")
     if problems:
@@ -278,7 +278,8 @@ def _message(position: int, value: Any) -> Mapping[str, Any]:
 
 def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number")
+        inside = f" (its parts have paths: COLUMN.{next(iter(value))})" if isinstance(value, Mapping) and value else ""
+        raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number{inside}")
     if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, Decimal) and not value.is_finite()):
         raise DataError(f"{value} is no answer")  # a table's mark for a missing number, or one that was too large for a float
     text = str(value)
