@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from paceline.config.inspect import PACKAGED, ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
-from paceline.config.memory import memory
+from paceline.config.memory import SYMBOLS, memory
 from paceline.config.plan import plan, reward_deadline, schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.presets import DEADLINES
@@ -158,6 +159,14 @@ def test_an_engine_that_multiplies_by_panels_needs_no_head_in_float32() -> None:
     assert found["engine", "weights"] == 2 * 2 * SMALL.parameters
     assert ("engine", "head to be packed") not in found
     assert {key: size for key, size in found.items() if key[0] == "trainer"} == {k: size for k, size in plain.items() if k[0] == "trainer"}
+
+
+def test_every_letter_of_a_memory_formula_is_explained_below_the_plan() -> None:
+    chosen = config("algorithm.kl=k3", "algorithm.kl_weight=0.1")
+    items = [item for panels in (True, False) for item in memory(chosen, PACKAGED["smollm2-135m"], 2, panels=panels)]
+    used = {letter for item in items for letter in re.findall(r"\b[A-Za-z]\b", item.formula)} - {"x", "a"}
+    assert used <= SYMBOLS.keys()
+    assert len(used) > 5
 
 
 def test_memory_items_follow_their_formulas() -> None:
