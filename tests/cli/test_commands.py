@@ -224,6 +224,14 @@ def test_a_plan_says_what_it_cannot_know(tmp_path: Path) -> None:
     assert "memory: unknown" in done.stdout
 
 
+def test_a_plan_looks_for_reward_functions(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def right(completions): return [1.0 for _ in completions]\n")
+    for name, code, says in (("right", 0, "trained tokens"), ("wrong", 2, "mine.py has no 'wrong'; it has right")):
+        done = call("plan", QUICKSTART, "reward.0.kind=function", f"reward.0.function={tmp_path / 'mine.py'}:{name}")
+        assert done.exit_code == code
+        assert says in done.output
+
+
 def test_a_plan_looks_for_the_columns_of_every_file(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "1 + 1 =", "answer": "2"}\n')

@@ -239,6 +239,8 @@ def _eval_config(model: str, config: Path | None) -> Path:
 def _print_plan(config: Config) -> None:
     if any(task.kind == "file" for task in task_sections(config).values()):
         wire().check_data(config)
+    if any(reward.function is not None for reward in config.reward):
+        wire().check_rewards(config)
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140

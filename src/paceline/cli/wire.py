@@ -34,7 +34,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, read_origin, read_resume, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, REPEATS, Origin, RunDir, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
@@ -274,7 +274,7 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
         parts |= {f"emulated.{key}": value for key, value in work.items()}
     if config.run.deterministic:
         parts |= {
-            "run.deterministic": True,
+            REPEATS: True,
             "pool.rollout_threads": _rollout_threads(config),
             "pool.trainer_threads": _trainer_threads(config),
         }
@@ -500,6 +500,15 @@ def check_data(config: Config) -> None:
             faults.append(fault)
     if faults:
         raise type(faults[0])("\n".join(map(str, faults))) from faults[0]
+
+
+def check_rewards(config: Config) -> None:
+    """Raise ConfigError for a reward function that is not where the configuration says; its file is run to find it."""
+    from paceline.rewards.resolve import resolve
+
+    for reward in config.reward:
+        if reward.function is not None:
+            resolve(reward.function)
 
 
 def data_body(config: Config) -> WorkerBody:

@@ -78,7 +78,7 @@ class Lives:
             except CheckpointDamaged as error:
                 self.tell(self._rundir.put_aside(checkpoint, error))
                 continue
-            check_identity(info.identity, self._identity, checkpoint, self._explain)
+            self._said += check_identity(info.identity, self._identity, checkpoint, self._explain)
             return Start(checkpoint, info)
         return Start()
 

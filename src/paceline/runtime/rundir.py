@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,9 @@ ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
 EXPLAINS = "task."
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
+MENDED = "contents of reward."
+"""Parts whose names begin so may differ where bits need not repeat (the part REPEATS): the usual cure of a reward that failed."""
+REPEATS = "run.deterministic"
 FOLLOWS = "prompts of the run"
 """The part of an identity that follows from others: it is shown only where none of those differs."""
 LOCK_S = 0.5
@@ -258,21 +261,27 @@ def read_origin(model: Path) -> Origin:
 
 def check_identity(
     saved: Mapping[str, str], present: Mapping[str, str], where: Path, explain: Mapping[str, Callable[[], str]] | None = None
-) -> None:
-    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs.
+) -> list[str]:
+    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs. Returns what is to be told of
+    those that differ and are taken.
 
     explain: name of a part -> how it differs, in words, where its values say nothing.
     """
     changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
-    if all(map(_explains, changed)):
-        return
+    mended = [name for name in changed if name.startswith(MENDED) and REPEATS not in present]
+    if not all(map(_explains, set(changed) - set(mended))):
+        raise CheckpointError(_of_another_run(saved, present, where, changed, explain or {}))
+    return [f"{name}: changed since {where.name}; answers are judged by what it says now" for name in mended]
+
+
+def _of_another_run(
+    saved: Mapping[str, str], present: Mapping[str, str], where: Path, changed: Sequence[str], explain: Mapping[str, Callable[[], str]]
+) -> str:
     causes = [name for name in changed if name != FOLLOWS]
     shown = changed if all(map(_explains, causes)) else causes
-    words = {name: how() for name, how in (explain or {}).items() if name in shown}
+    words = {name: how() for name, how in explain.items() if name in shown}
     lines = [f"  {name}: {words.get(name) or f'{saved.get(name)} -> {present.get(name)}'}" for name in shown]
-    raise CheckpointError(
-        "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
-    )
+    return "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
 
 
 def _explains(name: str) -> bool:
