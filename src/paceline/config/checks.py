@@ -227,6 +227,15 @@ WHOLE: list[Rule[Config]] = [
         "warn",
     ),
     Rule(
+        "gold_for_the_function",
+        ("task.gold_column", "eval.task.gold_column"),
+        "a function with the signature of verl or openrlhf is called with the gold, which is None for such a file",
+        lambda c: (
+            any(r.signature in ("verl", "openrlhf") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c))
+        ),
+        "warn",
+    ),
+    Rule(
         "warmup_within_run",
         ("trainer.warmup_updates", "run.updates"),
         "the run ends before the learning rate reaches its peak",
