@@ -32,6 +32,7 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.engines.torch_engine import TorchEngine
 from paceline.models.load import load
 from paceline.models.smollm2 import NAME
+from paceline.native.calls import kernels
 from paceline.ports.rollout import Failure
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.records import LOGPROB, Prompt, Request, Sampling, Score, ScoredGroup, Trajectory
@@ -92,6 +93,7 @@ def made_trainer(model: ModelConfig, tokens: int, deterministic: bool) -> TorchT
         model=model,
         total_updates=1000,
         deterministic=deterministic,
+        kernels=kernels(),
     )
 
 

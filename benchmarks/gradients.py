@@ -124,8 +124,9 @@ def ratio(directory: Path, dtype: str, temperature: float, top_p: float) -> dict
     groups = generate(directory, dtype, rollout)
     config = ModelConfig(path=str(directory), dtype=dtype)
     trainer = TorchTrainer(
-        load(config, train=True), algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=rollout, model=config, total_updates=1
-    )
+        load(config, train=True), algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=rollout, model=config, total_updates=1,
+        kernels=kernels(),
+    )  # fmt: skip
     metrics = trainer.accumulate(groups)
     largest = max(abs(metrics["ratio/min"] - 1), abs(metrics["ratio/max"] - 1))
     rounding = 0.0

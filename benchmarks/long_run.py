@@ -1,4 +1,4 @@
-"""Does a long run grow? 2,000 tiny updates through the real runtime: memory and open files of every process, and the disk, by update.
+"""Does a long run grow? 6,000 tiny updates through the real runtime: memory and open files of every process, and the disk, by update.
 
 A random tiny model, real processes, checkpoints every --every updates of which `run.keep_last` stay. Every --look updates this script reads
 the proportional, resident and private set sizes and the open files of the controller and of each worker (with what it started), and the
@@ -6,7 +6,7 @@ bytes of every part of the run directory. Slopes are least squares over the mean
 interval is Student's, 95 %, over those means, so that neighbouring looks do not count as independent. What grows by design (ledger,
 trajectories, metrics) is told in bytes per update; everything else has a bound. In the end the run goes on from its last checkpoint, which
 must work. A bound that is broken is told in the evidence and ends the script with an error.
-Usage: python benchmarks/long_run.py [--updates 2000] [--tiny]
+Usage: python benchmarks/long_run.py [--updates 6000] [--tiny]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 from evidence import ROOT, Quiet, measured
 
-UPDATES, WARM_UP, BLOCKS = 2000, 0.25, 10
+UPDATES, WARM_UP, BLOCKS = 6000, 0.25, 10
 """WARM_UP: share of the updates before slopes are taken."""
 STUDENT = 2.306
 """97.5 % quantile of Student's distribution with BLOCKS - 2 degrees of freedom."""

@@ -90,7 +90,7 @@ def run(overrides: Sequence[str], scratch: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for process, name in (("engine", "rollout-0"), ("trainer", "trainer")):
         native = panels(config.model.dtype, shape.head_dim, shape.intermediate)
-        estimate = memory(config, shape, schedule(config).groups_per_dispatch, panels=native)
+        estimate = memory(config, shape, schedule(config).groups_per_dispatch, panels=native, trainer_panels=native)
         items = [item for item in estimate if item.process == process]
         estimated, peak = sum(item.bytes for item in items), int((scratch / f"{name}.peak").read_text())
         found[process] = {

@@ -29,7 +29,7 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.models import slim, store
 from paceline.models.load import load
 from paceline.models.smollm2 import NAME
-from paceline.native.calls import Kernels
+from paceline.native.calls import Kernels, kernels
 from paceline.ports.pool import WorkerSpec
 from paceline.runtime.bodies import RolloutBody, TrainerBody
 from paceline.runtime.calls import Seat
@@ -136,7 +136,8 @@ def trainer_body(path: str, dtype: str) -> TimedTrainer:
     model = ModelConfig(path=path, dtype=dtype)
     settings = (AlgorithmConfig(gap_stop=1e9), TrainerConfig(warmup_updates=0), RolloutConfig(max_tokens=TOKENS))
     made = TorchTrainer(
-        load(model, train=True), algorithm=settings[0], trainer=settings[1], rollout=settings[2], model=model, total_updates=1000
+        load(model, train=True), algorithm=settings[0], trainer=settings[1], rollout=settings[2], model=model, total_updates=1000,
+        kernels=kernels(),
     )  # fmt: skip
     return TimedTrainer(made)
 

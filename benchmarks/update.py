@@ -31,6 +31,7 @@ from evidence import Quiet, measured
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.load import load
 from paceline.models.smollm2 import NAME
+from paceline.native.calls import kernels
 from paceline.ports.fakes.training import scored_group
 from paceline.runtime.process import MEMORY
 from paceline.trainers.torch_trainer import TorchTrainer
@@ -42,8 +43,10 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "micro-batches of 512": {"micro_batch_tokens": 512},
     "micro-batches of 1024": {"micro_batch_tokens": 1024},
     "default": {},
+    "torch's operators": {"kernels": "torch"},
     "one micro-batch": {"micro_batch_tokens": 4096},
     "chunks of 256 logits": {"head_chunk": 256},
+    "chunks of 512 logits": {"head_chunk": 512},
     "checkpointing": {"checkpoint_activations": True},
     "compiled": {"compile": True},
     "compiled, checkpointing": {"compile": True, "checkpoint_activations": True},
@@ -89,13 +92,15 @@ def side(way: str, size: Size, updates: int, profiled: bool) -> dict[str, Any]:
     """One way, in this process."""
     torch.set_num_threads(size.threads)
     model = ModelConfig(path=NAME, dtype="float32" if way == "float32" else "bfloat16")
+    config = TrainerConfig(warmup_updates=0, **WAYS[way])
     trainer = TorchTrainer(
         load(model, train=True),
         algorithm=AlgorithmConfig(gap_stop=1e9),
-        trainer=TrainerConfig(warmup_updates=0, **WAYS[way]),
+        trainer=config,
         rollout=RolloutConfig(max_prompt_tokens=PROMPT, max_tokens=size.answer),
         model=model,
         total_updates=updates,
+        kernels=kernels(config.kernels),
     )
     walls, busy, parts = [], [], []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=False) if profiled else nullcontext() as recorded:

@@ -155,10 +155,12 @@ def test_a_plan_says_what_counts_what() -> None:
 def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     done = call("plan", QUICKSTART)
-    assert "warning: rollout.kernels = auto: no C++ compiler on the path" in done.stderr
+    assert "warning: rollout.kernels and trainer.kernels = auto: no C++ compiler on the path" in done.stderr
     assert "V w x 4 bytes" in done.stdout
-    assert "compiler" not in call("plan", QUICKSTART, "rollout.kernels=torch").stderr
-    assert "compiler" not in call("plan", QUICKSTART, "pool.rollout_devices=[cuda:0]").stderr
+    assert "warning: trainer.kernels = auto" in call("plan", QUICKSTART, "rollout.kernels=torch").stderr
+    assert "warning: rollout.kernels = auto" in call("plan", QUICKSTART, "pool.trainer_device=cuda").stderr
+    for words in (("rollout.kernels=torch", "trainer.kernels=torch"), ("pool.rollout_devices=[cuda:0]", "trainer.kernels=torch")):
+        assert "compiler" not in call("plan", QUICKSTART, *words).stderr
 
 
 @pytest.mark.skipif(not machine.panels("bfloat16", 64, 1536), reason="compiled kernels do not multiply bfloat16 on this machine")

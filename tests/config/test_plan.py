@@ -151,14 +151,26 @@ FEW = ("rollout.slots=3", "rollout.max_prompt_tokens=5", "rollout.max_tokens=4",
 
 
 def items(c: Config, shape: ModelShape = SMALL, panels: bool = False) -> dict[tuple[str, str], int]:
-    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch, panels=panels)}
+    return {(m.process, m.what): m.bytes for m in memory(c, shape, schedule(c).groups_per_dispatch, panels=panels, trainer_panels=panels)}
 
 
 def test_an_engine_that_multiplies_by_panels_needs_no_head_in_float32() -> None:
     found, plain = items(config(*FEW), panels=True), items(config(*FEW))
     assert found["engine", "weights"] == 2 * 2 * SMALL.parameters
     assert ("engine", "head to be packed") not in found
-    assert {key: size for key, size in found.items() if key[0] == "trainer"} == {k: size for k, size in plain.items() if k[0] == "trainer"}
+    assert sum(found.values()) < sum(plain.values())
+
+
+def test_a_trainer_with_panels_keeps_the_head_twice_in_bfloat16_and_makes_no_probabilities() -> None:
+    found, wide = items(config(*FEW), panels=True), items(config(*FEW, "model.dtype=float32"), panels=True)
+    assert found["trainer", "rounded head"] == 2 * 2 * 80
+    assert found["trainer", "logits"] == 6 * 10 * (4 + 2)
+    assert found["trainer", "head in a chunk"] == 2 * 80
+    assert ("trainer", "head in bfloat16") not in found
+    assert ("trainer", "rounded head") not in wide
+    assert wide["trainer", "logits"] == 6 * 10 * (4 + 4)
+    filtered = items(config(*FEW, "rollout.top_p=0.9", "rollout.train_on_filtered=true"), panels=True)
+    assert filtered["trainer", "logits"] == 4 * 6 * 10 * 4, "kept sets need probabilities"
 
 
 def test_every_letter_of_a_memory_formula_is_explained_below_the_plan() -> None:
@@ -181,7 +193,7 @@ def test_memory_items_follow_their_formulas() -> None:
     assert found["trainer", "rounded head"] == 4 * 80
     assert found["trainer", "activations"] == 20 * 2 * LAYER * 2
     assert found["trainer", "logits"] == 2 * 6 * 10 * 4
-    assert found["trainer", "head in a chunk"] == 2 * 2 * 80
+    assert found["trainer", "head in a chunk"] == found["trainer", "head in bfloat16"] == 2 * 80
     assert ("trainer", "gradient of the head") not in found, "it is one of the gradients"
     assert ("trainer", "reference model") not in found
     for process in ("engine", "trainer"):

@@ -160,6 +160,8 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
     ("slots_hold_a_group", (*STREAM, "schedule.granularity=group", "rollout.slots=7")),
     ("slim_decoder_only", (*GYM, "model.implementation=transformers", "trainer.checkpoint_activations=true")),
     ("slim_decoder_only", (*GYM, "model.implementation=transformers", "trainer.compile=true")),
+    ("native_training", (*GYM, "trainer.kernels=native", "model.dtype=float64")),
+    ("native_training", (*GYM, "trainer.kernels=native", "pool.trainer_device=cuda")),
     ("deterministic_kernels", (*GYM, "run.deterministic=true", "trainer.compile=true")),
     ("deterministic_on_cpus", (*GYM, "run.deterministic=true", "pool.trainer_device=cuda")),
     ("deterministic_on_cpus", (*GYM, "run.deterministic=true", "pool.rollout_devices=['cuda:1']")),

@@ -15,6 +15,7 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.core.costs import LinearCost
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
+from paceline.native.calls import Choice, kernels
 from paceline.ports.fakes.training import FakeTrainer, scored_group
 from paceline.trainers.emulated import EmulatedTrainer, TrainerCosts
 from paceline.trainers.torch_trainer import TorchTrainer
@@ -30,11 +31,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("contract") / "model")
 
 
-@pytest.fixture(params=["fake", "torch", "emulated"])
+@pytest.fixture(params=["fake", "torch", "compiled", "emulated"])
 def make(request: pytest.FixtureRequest, tiny: Path) -> Make:
     """Makes equal new trainers."""
 
-    def torch_trainer() -> TorchTrainer:
+    def torch_trainer(choice: Choice = "torch") -> TorchTrainer:
         config = ModelConfig(path=str(tiny), dtype="float32")
         return TorchTrainer(
             load(config, train=True),
@@ -43,11 +44,18 @@ def make(request: pytest.FixtureRequest, tiny: Path) -> Make:
             rollout=RolloutConfig(max_tokens=8),
             model=config,
             total_updates=10,
+            kernels=kernels(choice),
         )
 
     free = TrainerCosts(LinearCost(0.0, 0.0), 0.0, 0.0)
     emulated = partial(EmulatedTrainer, free, sleep=lambda seconds: None, nonfinite_limit=2)
-    return {"fake": partial(FakeTrainer, nonfinite_limit=2), "torch": torch_trainer, "emulated": emulated}[request.param]
+    makers: dict[str, Make] = {
+        "fake": partial(FakeTrainer, nonfinite_limit=2),
+        "torch": torch_trainer,
+        "compiled": partial(torch_trainer, "auto"),
+        "emulated": emulated,
+    }
+    return makers[request.param]
 
 
 def group(index: int, *, broken: int | None = None) -> ScoredGroup:

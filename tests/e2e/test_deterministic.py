@@ -8,7 +8,6 @@ import pytest
 from tests.e2e.runs import train, trained
 
 from paceline.models.tiny import write_tiny
-from paceline.native.machine import compiler
 
 pytestmark = pytest.mark.timeout(0)  # every process has its own limit: `runs.LIMIT_S`
 
@@ -69,10 +68,10 @@ def test_a_pipelined_run_in_two_halves_has_the_bits_of_a_serial_one_and_resumes_
     words = ("pool.trainer_threads=2", "trainer.head_chunk=64")
     other = train(config, "run.updates=4", *pipelined, *words, resume=True, ATEN_CPU_CAPABILITY="avx2")
     assert other.returncode != 0
-    for changed in ("pool.trainer_threads: 1 -> 2", "trainer.head_chunk: 512 -> 64", "instruction set: .* -> AVX2"):
+    for changed in ("pool.trainer_threads: 1 -> 2", "trainer.head_chunk: 1024 -> 64", "instruction set: .* -> AVX2"):
         assert re.search(changed, other.stderr), other.stderr
     other = train(config, "run.updates=4", *pipelined, "rollout.kernels=torch", resume=True)
-    assert (other.returncode != 0) == (compiler() is not None)
-    assert compiler() is None or re.search("compiled kernels: kernels [0-9a-f]+ -> none", other.stderr), other.stderr
+    assert other.returncode != 0
+    assert "rollout.kernels: auto -> torch" in other.stderr, other.stderr
     trained(config, "run.updates=4", *pipelined, resume=True)
     assert bits(place, "pipelined") == bits(place, "serial")

@@ -1,6 +1,7 @@
 """An engine that decodes by compiled kernels: which weights it computes with, what it shares, and when it does without."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from paceline.cli import wire
 from paceline.config.load import load as load_config
 from paceline.models.store import write_tensors
 from paceline.models.tiny import write_tiny
+from paceline.native import calls
 from paceline.native.calls import kernels
 from paceline.native.machine import compiler
 from paceline.types.errors import ConfigError, ModelError
@@ -121,7 +123,22 @@ def test_native_insists(tmp_path):
 def test_a_process_with_other_kernels_than_its_deterministic_run_is_refused(tmp_path):
     config, name = body_config(tmp_path, "run.deterministic=true"), kernels("native").name
     wire.rollout_body(config, "rollout-0", name)
-    for here, wanted in (("auto", "kernels 0123"), ("auto", "none"), ("torch", name)):
-        changed = config.model_copy(update={"rollout": config.rollout.model_copy(update={"kernels": here})})
-        with pytest.raises(ConfigError, match=rf"rollout-0 has (no compiled )?kernels.*, the run's compiled kernels are {wanted}"):
-            wire.rollout_body(changed, "rollout-0", wanted)
+    wire.trainer_body(config, name)
+    for wanted in ("kernels 0123", "none"):
+        for worker, body in (
+            ("rollout-0", partial(wire.rollout_body, config, "rollout-0")),
+            ("trainer", partial(wire.trainer_body, config)),
+        ):
+            with pytest.raises(ConfigError, match=rf"{worker} has kernels.*, the run's compiled kernels are {wanted}"):
+                body(wanted)
+    operators = body_config(tmp_path, "run.deterministic=true", "rollout.kernels=torch", "trainer.kernels=torch")
+    wire.rollout_body(operators, "rollout-0", "none")
+    wire.trainer_body(operators, "none")
+
+
+def test_without_a_compiler_a_process_cannot_join_a_deterministic_run_with_kernels(tmp_path, monkeypatch):
+    config, name = body_config(tmp_path, "run.deterministic=true"), kernels("native").name
+    monkeypatch.setattr(calls, "_built", lambda: "no compiler")
+    for body in (partial(wire.rollout_body, config, "rollout-0"), partial(wire.trainer_body, config)):
+        with pytest.raises(ConfigError, match=rf"has no compiled kernels, the run's compiled kernels are {name}"):
+            body(name)

@@ -28,8 +28,8 @@ ANSWER = 'extern "C" int answer() { return 42; }\n'
 
 def source(tmp_path, monkeypatch, text):
     """Let this be what is compiled."""
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text(text)
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "small.cpp",))
+    build.SOURCES[0].write_text(text)
 
 
 def script(path, text):
@@ -63,8 +63,8 @@ def test_flags_that_a_compiler_does_not_know_are_left_out(tmp_path, monkeypatch)
 def test_other_code_or_another_compiler_gets_a_library_of_its_own(tmp_path, monkeypatch):
     before = build._digest(["/bin/true"])
     assert build._digest(["/bin/false"]) != before
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "other.cpp")
-    build.SOURCE.write_text("// other")
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "other.cpp",))
+    build.SOURCES[0].write_text("// other")
     assert build._digest(["/bin/true"]) != before
 
 
@@ -73,13 +73,13 @@ def test_without_a_compiler_auto_goes_on_with_a_warning_and_native_is_refused(mo
     with caplog.at_level(logging.WARNING):
         assert calls.kernels("auto") is None
     assert "no C++ compiler (no-such-compiler) on the path" in caplog.text
-    with pytest.raises(ConfigError, match=r"rollout.kernels = 'native': no C\+\+ compiler"):
+    with pytest.raises(ConfigError, match=r"kernels = 'native': no C\+\+ compiler"):
         calls.kernels("native")
 
 
 def test_what_the_compiler_says_is_in_the_error(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", 'echo "internal error: out of luck" >&2; exit 4'))
-    with pytest.raises(BuildError, match=r"does not compile kernels.cpp: .*out of luck"):
+    with pytest.raises(BuildError, match=r"does not compile the kernels: .*out of luck"):
         library()
     assert calls.kernels("auto") is None
 
@@ -114,8 +114,8 @@ def test_threads_whose_runtime_is_not_here_are_left_out(tmp_path, monkeypatch):
     real = " ".join(machine.compiler())
     missing = 'case "$*" in *-fopenmp*" -c "*) more=-DMISSING;; esac'
     monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{missing}; exec {real} $more "$@"'))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text(
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "small.cpp",))
+    build.SOURCES[0].write_text(
         '#ifdef MISSING\nextern "C" int nowhere();\nint found = nowhere();\n#endif\nextern "C" int answer() { return 42; }\n'
     )
     assert library().answer() == 42
@@ -124,8 +124,8 @@ def test_threads_whose_runtime_is_not_here_are_left_out(tmp_path, monkeypatch):
 @needs_compiler
 def test_a_compiler_may_be_named_with_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", " ".join([*machine.compiler(), "-DANSWER=41"]))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.cpp")
-    build.SOURCE.write_text('extern "C" int answer() { return ANSWER; }\n')
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "small.cpp",))
+    build.SOURCES[0].write_text('extern "C" int answer() { return ANSWER; }\n')
     assert library().answer() == 41
 
 

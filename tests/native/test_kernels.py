@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from paceline.engines.paged import PagedAttention
 from paceline.engines.pages import PagePool, Span
-from paceline.models.kernels import gated, norm, rotate
 from paceline.models.packed import Shape
+from paceline.models.rowwise import gated, norm, rotate
 from paceline.native.calls import PANEL, kernels
 from paceline.native.machine import compiler
 

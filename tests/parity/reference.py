@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.hf import KeepDouble
 from paceline.models.load import load
+from paceline.native.calls import Kernels
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.records import LOGPROB, LOGPROB_KEPT, ScoredGroup
@@ -154,6 +155,7 @@ def our_gradient(
     rollout: dict[str, Any] | None = None,
     algorithm: dict[str, Any] | None = None,
     head_chunk: int = 16,
+    kernels: Kernels | None = None,
     **options: bool,
 ) -> Gradient:
     """Raw gradient sums of the trainer, divided by the number of tokens. `options` of [trainer]."""
@@ -167,6 +169,7 @@ def our_gradient(
         model=config,
         total_updates=10,
         shared_prompts=shared,
+        kernels=kernels,
     )
     for dispatch in dispatches:
         trainer.accumulate(dispatch)

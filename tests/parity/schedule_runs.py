@@ -120,6 +120,7 @@ def trainer(directory: str, algorithm: dict[str, Any], updates: int, exact: str 
         model=config,
         total_updates=updates,
         deterministic=exact is not None,
+        kernels=kernels("auto") if exact else None,
     )
     return Witness(made, dict(loaded.model.named_parameters()))
 

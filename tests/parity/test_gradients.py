@@ -20,6 +20,8 @@ from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, 
 from paceline.models.hf import KeepDouble
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
+from paceline.native.calls import kernels
+from paceline.native.machine import compiler
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.records import LOGPROB
@@ -80,12 +82,39 @@ def test_layers_computed_again_give_every_gradient_bit_for_bit(directory: Path, 
         assert all(torch.equal(again[name], kept[name]) for name in kept)
 
 
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_compiled_kernels_give_the_same_gradients_however_the_work_is_cut(tmp_path: Path, family: str) -> None:
+    native = kernels("native")
+    wide = write_tiny(tmp_path / "model", family=family, tied=family != "qwen2", width=64)
+    groups = make_groups(plain_model(wide, "float64"), temperature=0.8)
+    right = plain_gradient(wide, "float32", groups, temperature=0.8)
+    ways: list[dict[str, Any]] = [{}, {"budget": 1}, {"budget": 60, "checkpoint_activations": True}, {"shared": False}, {"head_chunk": 1}]
+    for way in ways:
+        ours = our_gradient(wide, "float32", [groups], rollout={"temperature": 0.8}, kernels=native, **way)
+        assert distance(ours, right) <= BOUND["float32"], way
+    exact = plain_gradient(wide, "float64", groups, temperature=0.8)
+    with_kernels, without = (
+        distance(our_gradient(wide, "bfloat16", [groups], rollout={"temperature": 0.8}, kernels=which), exact) for which in (native, None)
+    )
+    assert with_kernels <= 1.1 * without, "they round no worse than the operators"
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("options", [{"implementation": "transformers"}, {"rollout": {"top_p": 0.8, "train_on_filtered": True}}], ids=str)
+def test_compiled_kernels_leave_what_they_cannot_to_the_operators(tmp_path: Path, options: dict[str, Any]) -> None:
+    wide = write_tiny(tmp_path / "model", width=64)
+    groups = make_groups(plain_model(wide, "float64"), **({"top_p": 0.8} if "rollout" in options else {}))
+    with_kernels, without = (our_gradient(wide, "float32", [groups], kernels=which, **options) for which in (kernels("native"), None))
+    assert 0 < distance(with_kernels, without) <= BOUND["float32"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="trainer.compile needs a C++ compiler")
 def test_compiled_layers_give_the_same_gradients_also_when_computed_again(llama: Path) -> None:
     groups = make_groups(plain_model(llama, "float64"))
     for dtype, again in (("float64", False), ("float32", True)):
-        ours = our_gradient(llama, dtype, [groups], budget=60, compile=True, checkpoint_activations=again)
+        ours = our_gradient(llama, dtype, [groups], budget=60, compile=True, checkpoint_activations=again, kernels=kernels())
         assert distance(ours, plain_gradient(llama, dtype, groups)) <= BOUND[dtype]
 
 

@@ -30,8 +30,9 @@ class Pair:
         self.master = dict(trained.model.named_parameters())
         self.served = dict(served.model.named_parameters())
         self.trainer = TorchTrainer(
-            trained, algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1
-        )
+            trained, algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1,
+            kernels=kernels(choice),
+        )  # fmt: skip
         self.engine = TorchEngine(served, instance="e0", slots=1, kv_tokens=512, decode=str, clock=lambda: 0.0, kernels=kernels(choice))
         self.before: Probes | None = None
         self.generator = torch.Generator().manual_seed(1)

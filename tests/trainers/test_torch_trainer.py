@@ -10,6 +10,9 @@ from transformers import AutoModelForCausalLM
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
+from paceline.native.build import library
+from paceline.native.calls import Kernels
+from paceline.native.machine import panels
 from paceline.ports.fakes.training import scored_group
 from paceline.trainers.torch_trainer import TorchTrainer
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError, ModelError, TrainerError
@@ -28,7 +31,14 @@ class Bench:
     """A trainer on the tiny model, with its weights in reach."""
 
     def __init__(
-        self, tiny: Path, *, dtype: str = "float32", reference: bool = False, updates: int = 100, **sections: dict[str, Any]
+        self,
+        tiny: Path,
+        *,
+        dtype: str = "float32",
+        reference: bool = False,
+        updates: int = 100,
+        kernels: Kernels | None = None,
+        **sections: dict[str, Any],
     ) -> None:
         config = ModelConfig(path=str(tiny), dtype=dtype)
         self.loaded = load(config, train=True)
@@ -40,6 +50,7 @@ class Bench:
             model=config,
             total_updates=updates,
             reference=load(config) if reference else None,
+            kernels=kernels,
         )
 
     def weights(self) -> torch.Tensor:
@@ -519,3 +530,26 @@ def test_without_a_compiler_the_trainer_does_not_start_and_says_which_one_is_mis
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ModelError, match=r"trainer\.compile = true needs a C\+\+ compiler: 'no-such-compiler'"):
         Bench(tiny, trainer={"compile": True})
+
+
+class Counting(Kernels):
+    """Counts the matrices that it packs."""
+
+    packed = 0
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        self.packed += 1
+        return super().pack(weight)
+
+
+@pytest.mark.skipif(not panels("bfloat16", 16, 64), reason="compiled kernels do not multiply bfloat16 on this machine")
+def test_the_head_is_packed_once_per_version_whatever_is_asked_of_it(tiny: Path, tmp_path: Path) -> None:
+    native = Counting(library())
+    bench = Bench(tiny, dtype="bfloat16", kernels=native, trainer={"head_chunk": 2})
+    for version in range(3):
+        bench.trainer.probe([*PROMPT, 20, 21])
+        for index in range(2):
+            bench.trainer.accumulate([group(index)])
+        bench.trainer.step()
+        bench.trainer.publish(version, str(tmp_path / "weights"))
+    assert native.packed == 3

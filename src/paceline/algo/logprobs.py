@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -12,6 +12,18 @@ from paceline.algo.sampling import keep_mask
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 """[n, width] -> logits [n, vocabulary] in float32 (float64 for float64); `PackedModel.logits`."""
+
+
+class Scorer(Protocol):
+    """Log-probs straight from hidden states, where a model has something better than logits to offer."""
+
+    def __call__(
+        self, hidden: torch.Tensor, ids: torch.Tensor, temperature: float, *, entropy: bool, keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """hidden [n, width], ids [n] -> log-probs at the temperature [n], differentiable, and entropies [n] or [0]; None if it has none.
+
+        keep: the backward pass comes next, so logits are better kept for it than made again.
+        """
 
 
 _ROWS = 16
@@ -39,11 +51,13 @@ def token_logprobs(
     top_k: int = 0,
     chunk: int = 512,
     entropy: bool = False,
+    scorer: Scorer | None = None,
 ) -> TokenScores:
     """Score `ids` [N] by the distributions that `head` makes of `hidden` [N, width].
 
     Logits of at most `chunk` rows exist at a time; the backward pass makes all but the last chunk's again. Values do not depend on the
-    chunk beyond the rounding of a matrix product of another height. ValueError for a temperature or a chunk that is not positive.
+    chunk beyond the rounding of a matrix product of another height. `scorer` takes the place of `head` where there is no filter.
+    ValueError for a temperature or a chunk that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"log-probs need a temperature > 0, got {temperature}")
@@ -54,11 +68,22 @@ def token_logprobs(
         """Logits live in here only."""
         return _score(head(rows), tokens, temperature, top_p, top_k, entropy)
 
+    def scored(rows: torch.Tensor, tokens: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A chunk, whose logits stay for the backward pass if `keep`."""
+        found = scorer(rows, tokens, temperature, entropy=entropy, keep=keep) if scorer and top_p == 1 and top_k == 0 else None
+        if found is not None:
+            return found[0], found[0], found[1]
+        if keep:
+            return chunk_of(rows, tokens)
+        again: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = checkpoint(
+            chunk_of, rows, tokens, use_reentrant=False, preserve_rng_state=False
+        )
+        return again
+
     pieces = list(zip(torch.split(hidden, chunk), torch.split(ids, chunk), strict=True))
-    again = pieces[:-1] if torch.is_grad_enabled() else []
-    parts = [checkpoint(chunk_of, *piece, use_reentrant=False, preserve_rng_state=False) for piece in again]
     # The backward pass begins with the last chunk: keeping its logits saves making them again and costs no more at once.
-    parts += [chunk_of(*piece) for piece in pieces[len(again) :]]
+    last = len(pieces) - 1 if torch.is_grad_enabled() else 0
+    parts = [scored(*piece, index >= last) for index, piece in enumerate(pieces)]
     logp, kept, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
     return TokenScores(logp, kept, entropies)
 

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -246,25 +246,33 @@ def _print_plan(config: Config) -> None:
         console.width = 140
     rows = [task_rows(task, section) for section, task in task_sections(config).items() if section != "eval.task"]
     shape = _shape(config)
-    console.print(plan_text(make_plan(config, rows, shape, panels=shape is not None and _panels(config, shape))))
+    engine, trainer = (shape is not None and _panels(config, shape, which) for which in (_decodes_by_kernels, _trains_by_kernels))
+    console.print(plan_text(make_plan(config, rows, shape, panels=engine, trainer_panels=trainer)))
 
 
-def _panels(config: Config, shape: ModelShape) -> bool:
-    """Whether engines will multiply by compiled kernels, as far as it can be told without a model."""
-    wanted = config.rollout.kernels != "torch" and config.model.implementation != "transformers" and _decodes_on_cpu(config)
+def _panels(config: Config, shape: ModelShape, wanted: Callable[[Config], bool]) -> bool:
+    """Whether compiled kernels will multiply, as far as it can be told without a model."""
     inputs = max(shape.width, shape.intermediate, shape.heads * shape.head_dim)
-    return wanted and machine.panels(config.model.dtype, shape.head_dim, inputs)
+    return wanted(config) and config.model.implementation != "transformers" and machine.panels(config.model.dtype, shape.head_dim, inputs)
 
 
 def _lacking(config: Config) -> Iterator[str]:
     """What this machine lacks."""
-    wanted = config.rollout.engine == "torch" and config.rollout.kernels == "auto" and config.model.dtype != "float64"
-    if wanted and _decodes_on_cpu(config) and machine.compiler() is None:
-        yield "rollout.kernels = auto: no C++ compiler on the path, so answers take longer; install g++ or clang++"
+    chosen = {
+        "rollout.kernels": (config.rollout.kernels, _decodes_by_kernels),
+        "trainer.kernels": (config.trainer.kernels, _trains_by_kernels),
+    }
+    asking = " and ".join(key for key, (choice, wanted) in chosen.items() if choice == "auto" and wanted(config))
+    if asking and config.model.dtype != "float64" and machine.compiler() is None:
+        yield f"{asking} = auto: no C++ compiler on the path, so a run takes longer; install g++ or clang++"
 
 
-def _decodes_on_cpu(config: Config) -> bool:
-    return set(config.pool.rollout_devices) == {"cpu"}
+def _decodes_by_kernels(config: Config) -> bool:
+    return config.rollout.engine == "torch" and config.rollout.kernels != "torch" and set(config.pool.rollout_devices) == {"cpu"}
+
+
+def _trains_by_kernels(config: Config) -> bool:
+    return config.rollout.engine == "torch" and config.trainer.kernels != "torch" and config.pool.trainer_device == "cpu"
 
 
 def _shape(config: Config) -> ModelShape | None:

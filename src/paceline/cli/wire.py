@@ -48,6 +48,7 @@ from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
+    from paceline.native.calls import Choice, Kernels
     from paceline.ports.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -278,7 +279,8 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
             "pool.rollout_threads": _rollout_threads(config),
             "pool.trainer_threads": _trainer_threads(config),
         }
-        parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk")}
+        parts |= {f"trainer.{key}": getattr(config.trainer, key) for key in ("micro_batch_tokens", "head_chunk", "kernels")}
+        parts["rollout.kernels"] = config.rollout.kernels
     return {name: json.dumps(value) for name, value in parts.items()} | dict(contents)
 
 
@@ -378,12 +380,14 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
 
 
 def _bound(workers: Workers, kernels_name: str) -> Workers:
-    """Workers whose engines of this module decode by these kernels only."""
-    own, named = f"{__name__}:{rollout_body.__name__}", {"kernels_name": kernels_name}
-    return replace(
-        workers,
-        rollout=tuple(replace(spec, arguments={**spec.arguments, **named}) if spec.factory == own else spec for spec in workers.rollout),
-    )
+    """Workers whose engines and trainer of this module compute by these kernels only."""
+
+    def bound(spec: WorkerSpec) -> WorkerSpec:
+        """Other factories know no kernels."""
+        own = spec.factory in {f"{__name__}:{body.__name__}" for body in (rollout_body, trainer_body)}
+        return replace(spec, arguments={**spec.arguments, "kernels_name": kernels_name}) if own else spec
+
+    return replace(workers, rollout=tuple(map(bound, workers.rollout)), trainer=bound(workers.trainer))
 
 
 def _emulates(config: Config) -> bool:
@@ -434,17 +438,13 @@ def rollout_body(config: Config, instance: str, kernels_name: str = "") -> Worke
 
     from paceline.engines.torch_engine import TorchEngine
     from paceline.models.load import load, load_tokenizer
-    from paceline.native.calls import kernels
     from paceline.runtime.bodies import RolloutBody
 
     device = config.pool.rollout_devices[int(instance.rpartition("-")[2]) % len(config.pool.rollout_devices)]
     loaded = load(config.model, device=device)
     tokenizer = load_tokenizer(loaded.directory)
     rollout = config.rollout
-    found = kernels(rollout.kernels) if device == "cpu" else None
-    if kernels_name not in ("", found.name if found else "none"):
-        have = found.name if found else "no compiled kernels"
-        raise ConfigError(f"run.deterministic: {instance} has {have}, the run's compiled kernels are {kernels_name}")
+    found = _kernels("rollout.kernels", rollout.kernels, device, instance, kernels_name)
     engine = TorchEngine(
         loaded,
         instance=instance,
@@ -463,8 +463,21 @@ def rollout_body(config: Config, instance: str, kernels_name: str = "") -> Worke
     return RolloutBody(engine)
 
 
-def trainer_body(config: Config) -> WorkerBody:
-    """Factory of the trainer worker."""
+def _kernels(key: str, choice: Choice, device: str, worker: str, bound_to: str) -> Kernels | None:
+    """Compiled kernels for a worker. ConfigError where it must have them and cannot, or where the run is bound to others."""
+    from paceline.native.calls import kernels
+
+    if device != "cpu" or choice == "torch":
+        return None
+    found = kernels(choice, key)
+    if bound_to not in ("", found.name if found else "none"):
+        have = found.name if found else "no compiled kernels"
+        raise ConfigError(f"run.deterministic: {worker} has {have}, the run's compiled kernels are {bound_to}")
+    return found
+
+
+def trainer_body(config: Config, kernels_name: str = "") -> WorkerBody:
+    """Factory of the trainer worker. kernels_name: as of `rollout_body`."""
     from paceline.models.load import load
     from paceline.runtime.bodies import TrainerBody
     from paceline.trainers.torch_trainer import TorchTrainer
@@ -481,6 +494,7 @@ def trainer_body(config: Config) -> WorkerBody:
         total_updates=config.run.updates,
         reference=reference,
         deterministic=config.run.deterministic,
+        kernels=_kernels("trainer.kernels", config.trainer.kernels, device, "trainer", kernels_name),
     )
     return TrainerBody(trainer)
 
@@ -527,7 +541,8 @@ def data_body(config: Config) -> WorkerBody:
 
     directory, computer = resolve(config.model.path), dict[str, str]()
     if config.run.deterministic:
-        found = kernels(config.rollout.kernels)
+        wanted = {config.rollout.kernels, config.trainer.kernels} != {"torch"}
+        found = kernels() if wanted else None
         computer = numerics() | {KERNELS: found.name if found else "none"}
     return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)
 

@@ -249,6 +249,12 @@ WHOLE: list[Rule[Config]] = [
         lambda c: c.model.implementation == "transformers" and (c.trainer.checkpoint_activations or c.trainer.compile),
     ),
     Rule(
+        "native_training",
+        ("trainer.kernels", "model.dtype", "pool.trainer_device"),
+        "compiled kernels compute bfloat16 and float32 on the cpu; auto takes them where they can",
+        lambda c: c.trainer.kernels == "native" and (c.model.dtype == "float64" or c.pool.trainer_device != "cpu"),
+    ),
+    Rule(
         "deterministic_kernels",
         ("run.deterministic", "trainer.compile"),
         "bits would depend on the C++ compiler of the machine, by which a resume cannot tell whether it computes alike",

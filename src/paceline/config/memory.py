@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.config.inspect import ModelShape
-from paceline.config.schema import Config
+from paceline.config.schema import Config, RolloutConfig
 
 SYMBOLS = {
     "P": "parameters",
@@ -52,13 +52,13 @@ class Memory:
     formula: str
 
 
-def memory(config: Config, shape: ModelShape, groups_per_dispatch: int, *, panels: bool) -> tuple[Memory, ...]:
+def memory(config: Config, shape: ModelShape, groups_per_dispatch: int, *, panels: bool, trainer_panels: bool) -> tuple[Memory, ...]:
     """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D.
 
-    panels: the engine multiplies by compiled kernels (`native.machine`).
+    panels: the engine multiplies by compiled kernels (`native.machine`). trainer_panels: the trainer does so in the head.
     """
     narrow = BYTES[config.model.dtype] < 4
-    trainer = _trainer(config, shape, groups_per_dispatch)
+    trainer = _trainer(config, shape, groups_per_dispatch, trainer_panels)
     return (*_with_overhead(_engine(config, shape, panels), 10), *_with_overhead(trainer, 10 if narrow else 5))
 
 
@@ -100,7 +100,7 @@ def _served_formula(size: int) -> str:
     return "P b" if size == BYTES["float64"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
 
 
-def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tuple[Memory, ...]:
+def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
     size = BYTES[config.model.dtype]
     master, head = max(4, size), shape.vocabulary * shape.width
@@ -110,14 +110,15 @@ def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int) -> tup
         Memory("trainer", "AdamW moments", 2 * shape.parameters * master, "2 P m"),
     ]
     if size < master:
-        stays.append(Memory("trainer", "rounded head", head * master, "V w m"))
+        rounded = (2 * head * size, "V w b, once more in panels") if panels else (head * master, "V w m")
+        stays.append(Memory("trainer", "rounded head", *rounded))
     if config.algorithm.kl != "none":
         stays.append(Memory("trainer", "reference model", _served(shape, size), _served_formula(size)))
-    moments = _head_phase(config, shape, groups_per_dispatch), _step_phase(shape, master)
+    moments = _head_phase(config, shape, groups_per_dispatch, panels), _step_phase(shape, master)
     return (*stays, *max(moments, key=lambda items: sum(item.bytes for item in items)))
 
 
-def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int) -> list[Memory]:
+def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool) -> list[Memory]:
     """When the backward pass of the last micro-batch begins: everything is kept, and nothing of it released."""
     size, rollout, schedule = BYTES[config.model.dtype], config.rollout, config.schedule
     master, head = max(4, size), shape.vocabulary * shape.width
@@ -130,16 +131,26 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int) -> 
     kept, formula = shape.layers * layer, "R L (2 w + 2 (H + K) d + 2 i) b"
     if config.trainer.checkpoint_activations:
         kept, formula = shape.layers * shape.width + layer, "R (L w + 2 w + 2 (H + K) d + 2 i) b"
-    copies = 2 + (rollout.temperature != 1) + 2 * (rollout.top_p < 1 or rollout.top_k > 0)
-    chunk = min(config.trainer.head_chunk, together * schedule.group_size * rollout.max_tokens)
+    chunk = min(config.trainer.head_chunk, together * schedule.group_size * rollout.max_tokens) * shape.vocabulary
     items = [
         Memory("trainer", "activations", rows * kept * size, formula),
-        Memory("trainer", "logits", copies * chunk * shape.vocabulary * master, f"{copies} head_chunk V m (logits, probabilities)"),
-        Memory("trainer", "head in a chunk", (1 + (size < master)) * head * size, "V w b (gradient), in bfloat16 V w b (weights) beside"),
+        _logits(rollout, chunk, size, panels),
+        Memory("trainer", "head in a chunk", head * size, "V w b (gradient)"),
     ]
+    if size < master and not panels:
+        items.append(Memory("trainer", "head in bfloat16", head * size, "V w b (weights, for the gradient of a chunk)"))
     if several:
         return [Memory("trainer", "gradients", shape.parameters * master, "P m"), *items]
     return [Memory("trainer", "gradient of the head", head * master, "V w m"), *items]
+
+
+def _logits(rollout: RolloutConfig, chunk: int, size: int, panels: bool) -> Memory:
+    """Of a chunk of as many numbers, and what is made of them."""
+    master, filtered = max(4, size), rollout.top_p < 1 or rollout.top_k > 0
+    if panels and not filtered:
+        return Memory("trainer", "logits", chunk * (master + size), "head_chunk V (m + b) (logits, their gradient)")
+    copies = 2 + (rollout.temperature != 1) + 2 * filtered
+    return Memory("trainer", "logits", copies * chunk * master, f"{copies} head_chunk V m (logits, probabilities)")
 
 
 def _step_phase(shape: ModelShape, master: int) -> list[Memory]:

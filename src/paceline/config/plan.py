@@ -177,10 +177,12 @@ def _more_prompts(fixed: Schedule, groups: int) -> int:
     return groups * fixed.refill_limit if fixed.no_signal == "refill" and traits(fixed).rounds else 0
 
 
-def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None, *, panels: bool = False) -> Plan:
+def plan(
+    config: Config, by_task: Sequence[int | None], shape: ModelShape | None, *, panels: bool = False, trainer_panels: bool = False
+) -> Plan:
     """Counts, token limits and memory of a run. by_task: rows of each training task, None = unknown; `shape` None leaves the memory out.
 
-    panels: as `config.memory.memory`.
+    panels, trainer_panels: as `config.memory.memory`.
     """
     fixed = schedule(config)
     rows = _all_rows(by_task)
@@ -207,5 +209,5 @@ def plan(config: Config, by_task: Sequence[int | None], shape: ModelShape | None
         sampled_tokens=sampled_tokens,
         trained_tokens=prompt_tokens + sampled_tokens,
         more_prompts=_more_prompts(fixed, groups),
-        memory=() if shape is None else memory(config, shape, fixed.groups_per_dispatch, panels=panels),
+        memory=() if shape is None else memory(config, shape, fixed.groups_per_dispatch, panels=panels, trainer_panels=trainer_panels),
     )

@@ -229,8 +229,11 @@ class TrainerConfig(Section):
     compile: bool = False
     """Run what lies between attentions through torch.compile: needs a C++ compiler on a CPU and a minute at the start; changes the result
     by rounding. Slim decoder only."""
-    head_chunk: int = Field(default=512, ge=1)
-    """Rows of logits that exist at once."""
+    head_chunk: int = Field(default=1024, ge=1)
+    """Rows of logits that exist at once. A micro-batch with no more sampled tokens than this computes its logits once, not twice."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """What computes norms, rotations, gates, attention and log-probs of bfloat16 and float32 on a CPU, forward and backward: as
+    `rollout.kernels`. Changes the result by rounding."""
     nonfinite_limit: int = Field(default=3, ge=1)
     """This many skipped updates in a row stop the run."""
 

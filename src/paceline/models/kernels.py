@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from paceline.models.rowwise import recorded
 from paceline.native.calls import Kernels
 
 Make = Callable[[torch.Tensor], torch.Tensor]
@@ -27,105 +28,6 @@ _ROWS_HINT = 64
 """Number of rows the layout of a packed copy is chosen for; it works for any."""
 _ROWS_TOGETHER = 2048
 """Rows of a gradient that are added at a time."""
-
-
-def _recorded(*tensors: torch.Tensor) -> bool:
-    """Whether a backward pass will ask for what is computed from `tensors`. A compiler decides by itself what it keeps for that."""
-    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over the last dimension: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32 (float64 for float64)."""
-    if _recorded(x, weight):
-        scaled: torch.Tensor = _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-        return scaled
-    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-
-
-class _Norm(torch.autograd.Function):
-    """Keeps its input alone. With u = x / sqrt(mean(x^2) + eps) and h = gradient * weight: (h - u mean(h u)) / sqrt(mean(x^2) + eps)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """As `norm`."""
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """In float32 (float64 for float64), rounded at the end."""
-        x, weight = ctx.saved_tensors
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = (length.square() / x.shape[-1] + ctx.eps).rsqrt()
-        grad, unit, factors = grads[0].to(wide), x.to(wide) * scale, weight.to(x.dtype).to(wide)
-        product = grad * unit
-        for_weight = product.flatten(0, -2).sum(0)
-        share = product.mul_(factors).mean(-1, keepdim=True)
-        for_x = (grad * factors).sub_(unit.mul_(share)).mul_(scale)
-        return for_x.to(x.dtype), for_weight.to(weight.dtype), None
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of x [T, n, d] by angles [T, 1, d]; pairs are (i, i + d/2). The first half of sin has its sign turned; cos and sin
-    are wider than x where x is bfloat16."""
-    if _recorded(x):
-        turned: torch.Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
-        return turned
-    return _rotated(x, cos, sin)
-
-
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    wide = x.to(cos.dtype)
-    return (wide * cos).add_(wide.roll(x.shape[-1] // 2, -1).mul_(sin)).to(x.dtype)
-
-
-class _Rotation(torch.autograd.Function):
-    """A rotation, whose gradient is turned back; nothing of x is kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """As `rotate`."""
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """By the negative angle: both halves of cos and, but for the sign, of sin are equal."""
-        cos, sin = ctx.saved_tensors
-        return _rotated(grads[0], cos, -sin), None, None
-
-
-def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 x inner], gate beside up -> silu(gate) * up [T, inner]."""
-    if _recorded(gate_up):
-        product: torch.Tensor = _Gated.apply(gate_up)  # type: ignore[no-untyped-call]
-        return product
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-class _Gated(torch.autograd.Function):
-    """Keeps its input alone and makes silu(gate) again."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        """As `gated`."""
-        ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        """Both halves next to each other."""
-        (gate_up,), (grad,) = ctx.saved_tensors, grads
-        gate, up = gate_up.chunk(2, dim=-1)
-        result = torch.empty_like(gate_up)
-        for_gate, for_up = result.chunk(2, dim=-1)
-        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=for_gate)
-        torch.mul(grad, F.silu(gate), out=for_up)
-        return result
 
 
 def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn.Linear:
@@ -193,7 +95,7 @@ class Projection:
         biases = [layer.bias for layer in self.layers if layer.bias is not None]
         if torch.compiler.is_compiling():
             return F.linear(x, _side_by_side(weights, x.dtype), _side_by_side(biases, x.dtype) if biases else None)
-        if _recorded(x, *weights):
+        if recorded(x, *weights):
             given = (None, None) if make is None else (make, source.detach())
             result: torch.Tensor = _Product.apply(x, *given, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
             return result
@@ -248,7 +150,7 @@ class Head:
 
     def __init__(self, owner: nn.Module) -> None:
         self._owner = owner
-        self._copy = _Derived()
+        self._copy, self._rounded = _Derived(), _Derived()
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, width] -> [N, vocabulary]."""
@@ -259,8 +161,35 @@ class Head:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
         if not kernels.multiplies(weight):
             return self
-        packed = self._copy.get([weight], "panels", lambda: kernels.pack(weight.detach()))
+        packed = self._copy.get([weight], f"panels {weight.dtype}", lambda: kernels.pack(weight.detach()))
         return functools.partial(kernels.product, packed=packed, bias=None, outs=weight.shape[0], wide=True)
+
+    def scores(
+        self, hidden: torch.Tensor, ids: torch.Tensor, temperature: float, *, entropy: bool, keep: bool, kernels: Kernels
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the logits of hidden [n, width] on the CPU: log-probs of ids [n] at the temperature and entropies, [n] or [0], float32.
+
+        keep: the backward pass reads the logits again; else it makes them again.
+        """
+        found: tuple[torch.Tensor, torch.Tensor] = _HeadScores.apply(  # type: ignore[no-untyped-call]
+            hidden, self._owner.weight, ids, temperature, entropy, keep, self, kernels
+        )
+        return found
+
+    def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """As a call, in training and without a record for a backward pass."""
+        weight = self.rounded(hidden.dtype)
+        if hidden.dtype == torch.bfloat16 and kernels.multiplies(weight):
+            packed = self._copy.get([self._owner.weight], f"panels {weight.dtype}", lambda: kernels.pack(weight))  # type: ignore[list-item]
+            return kernels.product(hidden.contiguous(), packed, None, weight.shape[0], wide=True)
+        return self(hidden)
+
+    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix in `dtype`, without gradient: a copy that is kept until the weights change."""
+        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
+        if weight.dtype == dtype:
+            return weight.detach()
+        return self._rounded.get([weight], str(dtype), lambda: weight.detach().to(dtype))
 
     def _product(self, hidden: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
@@ -309,13 +238,51 @@ class _HeadProduct(torch.autograd.Function):
         return for_hidden, None, None
 
 
+class _HeadScores(torch.autograd.Function):
+    """Log-probs and entropies from hidden states: of numbers as large as the logits there are the logits and, backward, their gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        ids: torch.Tensor,
+        temperature: float,
+        entropy: bool,
+        keep: bool,
+        head: Head,
+        kernels: Kernels,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Head.scores`."""
+        logits = head.logits(hidden, kernels)
+        logp, sums, spread = kernels.score(logits, ids, temperature, entropy)
+        ctx.save_for_backward(hidden, ids, sums, logits if keep else None)
+        ctx.weight, ctx.temperature, ctx.head, ctx.kernels = weight, temperature, head, kernels
+        ctx.mark_non_differentiable(spread)
+        return logp, spread
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradient of hidden in its dtype; that of the weights as in `_HeadProduct`."""
+        hidden, ids, sums, logits = ctx.saved_tensors
+        if logits is None:
+            with torch.no_grad():
+                logits = ctx.head.logits(hidden, ctx.kernels)
+        grad = ctx.kernels.score_backward(logits, ids, sums, grads[0].contiguous(), ctx.temperature, hidden.dtype)
+        del logits
+        for_hidden = grad @ ctx.head.rounded(hidden.dtype) if ctx.needs_input_grad[0] else None
+        if ctx.needs_input_grad[1]:
+            _grow(ctx.weight, grad.t() @ hidden)
+        return for_hidden, *[None] * 7
+
+
 def lookup(ids: torch.Tensor, weight: torch.Tensor, padding: int | None, dtype: torch.dtype) -> torch.Tensor:
     """Rows `ids` [T] of weight [vocabulary, width] in `dtype`; row `padding` receives no gradient.
 
     On the CPU the gradient is added to the rows of `weight.grad` that were looked up, instead of to all as a matrix of mostly zeros. Other
     devices take torch's way, which adds up in a fixed order there.
     """
-    if _recorded(weight) and weight.device.type == "cpu":
+    if recorded(weight) and weight.device.type == "cpu":
         rows: torch.Tensor = _Lookup.apply(ids, weight, padding, dtype)  # type: ignore[no-untyped-call]
         return rows
     return F.embedding(ids, weight, padding).to(dtype)

@@ -61,9 +61,14 @@ class PackedModel(Protocol):
 class Tunable(Protocol):
     """A model that can train with less memory or in less time."""
 
-    def tune(self, *, layers_again: bool, compiled: bool) -> None:
+    def tune(self, *, layers_again: bool, compiled: bool, kernels: Kernels | None) -> None:
         """layers_again: keep each layer's input only, and compute the layer again in the backward pass; no bit changes. compiled: run it
-        through torch.compile; results change by rounding. ModelError where this machine cannot."""
+        through torch.compile; ModelError where this machine cannot. kernels: take these on the CPU. Both change results by rounding."""
+
+    def scores(
+        self, hidden: torch.Tensor, ids: torch.Tensor, temperature: float, *, entropy: bool, keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As `algo.logprobs.Scorer`."""
 
 
 class Served(PackedModel, Protocol):

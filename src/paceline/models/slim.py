@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.models.compiling import compile_parts
-from paceline.models.kernels import Head, Projection, bare_linear, gated, lookup, norm, rotate
+from paceline.models.kernels import Head, Projection, bare_linear, lookup
 from paceline.models.packed import Attend, Shape
+from paceline.models.rowwise import gated, norm, rotate
 from paceline.models.served import ServedDecoder
 from paceline.models.store import copy_into
-from paceline.native.calls import Kernels
+from paceline.native.calls import DTYPES, Kernels
 from paceline.types.errors import ModelError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -109,10 +110,11 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, dtype=like.dtype, device=like.device))
         self.eps = eps
+        self.kernels: Kernels | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., width] -> the same shape."""
-        return norm(x, self.weight, self.eps)
+        return norm(x, self.weight, self.eps, self.kernels)
 
 
 class Attention(nn.Module):
@@ -131,6 +133,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(shape.head_dim, spec.eps, like) if spec.qk_norm else None
         self.qkv = Projection(self.q_proj, self.k_proj, self.v_proj)
         self.out = Projection(self.o_proj)
+        self.kernels: Kernels | None = None
 
     def inputs(self, x: torch.Tensor, norm: Norm, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [T, width], cos and sin [T, 1, head_dim] -> rotated q [T, heads, d] and k, and v [T, kv_heads, d], of norm(x)."""
@@ -138,10 +141,10 @@ class Attention(nn.Module):
         rows = self.qkv(x, norm).view(x.shape[0], heads + 2 * kv_heads, self.shape.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
-            q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
+            q, k = (rotate(part, cos, sin, self.kernels) for part in (self.q_norm(q), self.k_norm(k)))
             return q, k, v
         turned, v = torch.split(rows, [heads + kv_heads, kv_heads], dim=1)
-        q, k = torch.split(rotate(turned, cos, sin), [heads, kv_heads], dim=1)
+        q, k = torch.split(rotate(turned, cos, sin, self.kernels), [heads, kv_heads], dim=1)
         # A backward pass needs v, and not the rows that it is a part of.
         return q, k, v.clone() if torch.is_grad_enabled() else v
 
@@ -157,10 +160,14 @@ class Feedforward(nn.Module):
         self.down_proj = bare_linear(inner, width, spec.mlp_bias, like)
         self.gate_up = Projection(self.gate_proj, self.up_proj)
         self.down = Projection(self.down_proj)
+        self.kernels: Kernels | None = None
 
     def forward(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """x [T, width] -> that of norm(x), [T, width]."""
-        return self.down(self.gate_up(x, norm), gated)
+        return self.down(self.gate_up(x, norm), self._gated)
+
+    def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return gated(gate_up, self.kernels)
 
 
 class Block(nn.Module):
@@ -221,6 +228,7 @@ class SlimDecoder(nn.Module):
         self._before: Callable[..., Any] = Block.before
         self._after: Callable[..., Any] = Block.after
         self._layers_again = False
+        self._kernels: Kernels | None = None
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
         self.shape = replace(spec.shape, parameters=sum(tensor.numel() for tensor in self.parameters()))
 
@@ -247,9 +255,20 @@ class SlimDecoder(nn.Module):
         """[N, width] -> [N, vocabulary] in float32 (float64 for float64)."""
         return self.head(hidden)
 
-    def tune(self, *, layers_again: bool, compiled: bool) -> None:
+    def scores(
+        self, hidden: torch.Tensor, ids: torch.Tensor, temperature: float, *, entropy: bool, keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As `Tunable`."""
+        if self._kernels is None or hidden.device.type != "cpu" or hidden.dtype not in DTYPES:
+            return None
+        return self.head.scores(hidden, ids, temperature, entropy=entropy, keep=keep, kernels=self._kernels)
+
+    def tune(self, *, layers_again: bool, compiled: bool, kernels: Kernels | None) -> None:
         """As `Tunable`. What lies around the attention is compiled, once for all layers and any number of rows."""
-        self._layers_again = layers_again
+        self._layers_again, self._kernels = layers_again, kernels
+        for module in self.modules():
+            if isinstance(module, Norm | Attention | Feedforward):
+                module.kernels = kernels
         self._before, self._after = (
             compile_parts(self.frequencies.device, Block.before, Block.after) if compiled else (Block.before, Block.after)
         )

@@ -1,4 +1,4 @@
-"""From `kernels.cpp` to a library for this machine: compiled once into the cache, found again by a digest of all that decides its code."""
+"""From C++ to a library for this machine: compiled once into the cache, found again by a digest of all that decides its code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ import torch
 from paceline.durable import alone, cache_directory, sync
 from paceline.native.machine import compiler, processor
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "training.cpp"))
+HEADER = SOURCES[0].with_name("common.h")
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 _HERE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
 _THREADS = "-fopenmp"
@@ -60,7 +62,7 @@ def _digest(by: Sequence[str]) -> str:
     """Of the source, the compiler and its flags, and the processor: a cache may be shared by several machines."""
     name, features = processor()
     system = (platform.machine(), platform.libc_ver(), name, sorted(features))
-    parts = (SOURCE.read_text(), tuple(by), _run([*by, "--version"]).stdout, _FLAGS, _HERE, _THREADS, system)
+    parts = ([path.read_text() for path in (HEADER, *SOURCES)], tuple(by), _run([*by, "--version"]).stdout, _FLAGS, _HERE, _THREADS, system)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -77,12 +79,16 @@ def _make(by: Sequence[str], target: Path) -> None:
 
 
 def _compile(by: Sequence[str], flags: Sequence[str], linked: Path) -> None:
-    compiled = linked.with_suffix(".o")
+    objects = [str(linked.with_name(f"{source.stem}.o")) for source in SOURCES]
+    commands = [[*by, *_FLAGS, *flags, "-c", str(source), "-o", made] for source, made in zip(SOURCES, objects, strict=True)]
     undefined = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
-    for command in ([*_FLAGS, *flags, "-c", str(SOURCE), "-o", str(compiled)], ["-shared", *undefined, str(compiled), "-o", str(linked)]):
-        done = _run([*by, *command])
-        if done.returncode:
-            raise BuildError(f"{' '.join(by)} does not compile {SOURCE.name}: {done.stderr.strip()[:400]}")
+    with ThreadPoolExecutor(len(SOURCES)) as side_by_side:
+        done = [*side_by_side.map(_run, commands)]
+    if not any(one.returncode for one in done):
+        done = [_run([*by, "-shared", *undefined, *objects, "-o", str(linked)])]
+    for one in done:
+        if one.returncode:
+            raise BuildError(f"{' '.join(by)} does not compile the kernels: {one.stderr.strip()[:400]}")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

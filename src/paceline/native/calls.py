@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float32)
 PANEL = 48
 """Outputs of a panel."""
+_TOGETHER = 64
+"""Rows whose share of a weight's gradient is added up together."""
 
 
 class Step(ctypes.Structure):
@@ -43,6 +45,27 @@ class Step(ctypes.Structure):
     )
 
 
+class Blocks(ctypes.Structure):
+    """`struct Blocks` of training.cpp: packed rows, and what all layers have in common."""
+
+    _fields_ = (
+        ("firsts", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("blocks", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("d", ctypes.c_int64),
+        ("q_step", ctypes.c_int64),
+        ("k_step", ctypes.c_int64),
+        ("v_step", ctypes.c_int64),
+        ("grad_step", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+        ("longest", ctypes.c_int32),
+    )
+
+
 class Kernels:
     """The compiled functions, with as many threads as torch has."""
 
@@ -62,6 +85,20 @@ class Kernels:
         self._product.argtypes = (*[pointer] * 4, *[long] * 3, *[flag] * 3)
         self._multiplies = {dtype: bool(multiplies(dtype == torch.bfloat16)) for dtype in DTYPES}
         self._attend.argtypes = (ctypes.POINTER(Step), long, *[pointer] * 4, long, long, flag)
+        self._norm_backward, self._gate_backward = compiled.paceline_norm_backward, compiled.paceline_gate_backward
+        self._turned, self._score, self._score_backward = (
+            compiled.paceline_turned,
+            compiled.paceline_score,
+            compiled.paceline_score_backward,
+        )
+        self._texts, self._texts_backward = compiled.paceline_attend_texts, compiled.paceline_attend_texts_backward
+        self._norm_backward.argtypes = (*[pointer] * 6, long, long, real, flag, flag)
+        self._gate_backward.argtypes = (*[pointer] * 3, long, long, flag, flag)
+        self._turned.argtypes = (pointer, long, pointer, pointer, flag, pointer, *[long] * 3, flag, flag)
+        self._score.argtypes = (pointer, pointer, real, *[pointer] * 3, long, long, flag)
+        self._score_backward.argtypes = (*[pointer] * 4, real, pointer, long, long, flag, flag)
+        self._texts.argtypes = (ctypes.POINTER(Blocks), *[pointer] * 4, flag)
+        self._texts_backward.argtypes = (ctypes.POINTER(Blocks), *[pointer] * 7, flag)
 
     def __deepcopy__(self, memo: object) -> Kernels:
         """Itself: it holds code, no weights."""
@@ -135,17 +172,100 @@ class Kernels:
             raise ValueError(f"attention is not compiled for heads of {q.shape[2]}")
         return out
 
+    def norm_backward(self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of x [T, width], in its dtype, and of weight [width], float32, given that of RMSNorm's result."""
+        for_x, for_weight = torch.empty_like(x), torch.empty(x.shape[1])
+        parts = torch.empty(-(-x.shape[0] // _TOGETHER), x.shape[1])
+        self._norm_backward(
+            x.data_ptr(), grad.data_ptr(), weight.data_ptr(), for_x.data_ptr(), for_weight.data_ptr(), parts.data_ptr(),
+            x.shape[0], x.shape[1], eps, x.dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        return for_x, for_weight
 
-def kernels(choice: Choice = "auto") -> Kernels | None:
-    """The kernels; None where torch's operators shall do it, or must. ConfigError if `native` is asked for and cannot be had."""
+    def gate_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        """Gradient of gate_up [T, 2 x inner], given that of `gate`'s result [T, inner]."""
+        out = torch.empty_like(gate_up)
+        self._gate_backward(
+            gate_up.data_ptr(), grad.data_ptr(), out.data_ptr(), grad.shape[0], grad.shape[1], grad.dtype == torch.bfloat16,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def turned(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False) -> torch.Tensor:
+        """x [T, heads, d], rows at any distance, turned as by `models.kernels.rotate`, or `back`."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._turned(
+            x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), back, out.data_ptr(), *x.shape, x.dtype == torch.bfloat16,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def score(
+        self, logits: torch.Tensor, ids: torch.Tensor, temperature: float, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """logits [n, vocabulary] float32, ids [n] -> of softmax(logits / temperature): log-prob of each id, log of the sum in units of the
+        logits (for `score_backward`), and the entropy or [0]; each [n] float32."""
+        rows, size = logits.shape
+        logp, sums, spread = torch.empty(rows), torch.empty(rows), torch.empty(rows if entropy else 0)
+        self._score(
+            logits.data_ptr(), ids.data_ptr(), temperature, logp.data_ptr(), sums.data_ptr(), spread.data_ptr() if entropy else None,
+            rows, size, torch.get_num_threads(),
+        )  # fmt: skip
+        return logp, sums, spread
+
+    def score_backward(
+        self, logits: torch.Tensor, ids: torch.Tensor, sums: torch.Tensor, grad: torch.Tensor, temperature: float, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Gradient of logits [n, vocabulary], in `dtype`, given that of the log-probs [n]; sums: from `score`."""
+        out = torch.empty(logits.shape, dtype=dtype)
+        self._score_backward(
+            logits.data_ptr(), ids.data_ptr(), sums.data_ptr(), grad.data_ptr(), temperature, out.data_ptr(), *logits.shape,
+            dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def attend_texts(self, blocks: Blocks, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of packed rows: q [R, heads, d], k and v [R, kv_heads, d], rows at any distance -> [R, heads, d].
+
+        Every head of d numbers lies without gaps beside the next.
+        """
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._texts(self._stepped(blocks, q, k, v), *(x.data_ptr() for x in (q, k, v, out)), q.dtype == torch.bfloat16)
+        return out
+
+    def attend_texts_backward(
+        self, blocks: Blocks, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of q, k and v, given that of the result, whose rows may be at any distance too."""
+        for_q, for_k, for_v = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+        blocks = self._stepped(blocks, q, k, v, grad)
+        self._texts_backward(blocks, *(x.data_ptr() for x in (q, k, v, grad, for_q, for_k, for_v)), q.dtype == torch.bfloat16)
+        return for_q, for_k, for_v
+
+    @staticmethod
+    def _stepped(blocks: Blocks, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor | None = None) -> Blocks:
+        for x in (q, k, v, *([] if grad is None else [grad])):
+            found = (x.dtype, x.stride()[1:])
+            assert found == (q.dtype, (x.shape[2], 1)), f"{found}"
+        blocks.q_step, blocks.k_step, blocks.v_step = q.stride(0), k.stride(0), v.stride(0)
+        blocks.grad_step = 0 if grad is None else grad.stride(0)
+        blocks.threads = torch.get_num_threads()
+        return blocks
+
+
+def kernels(choice: Choice = "auto", key: str = "kernels") -> Kernels | None:
+    """The kernels; None where torch's operators shall do it, or must. ConfigError if `native` is asked for and cannot be had.
+
+    key: the setting that chose, for messages.
+    """
     if choice == "torch":
         return None
     found = _built()
     if isinstance(found, Kernels):
         return found
     if choice == "native":
-        raise ConfigError(f"rollout.kernels = 'native': {found}")
-    _log.warning("decoding runs on torch's operators, which takes longer: %s", found)
+        raise ConfigError(f"{key} = 'native': {found}")
+    _log.warning("%s = 'auto': torch's operators compute, which takes longer: %s", key, found)
     return None
 
 

@@ -1,68 +1,10 @@
-// What a decoding step computes, one call each: RMSNorm with the residual sum, products, rotation, the gate, attention over pages. A bfloat16 number is an unsigned short; all sums are float32. A row's bits depend on that row alone.
+// What a decoding step computes, one call each: RMSNorm with the residual sum, products, rotation, the gate, attention over pages. A row's bits depend on that row alone.
 //
 // Compiled for this machine at first use (native/build.py). No header of torch: tensors arrive as addresses.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+#include "common.h"
 
 namespace {
-
-using Half = uint16_t;
-
-inline float bits(uint32_t word) {
-    float value;
-    std::memcpy(&value, &word, sizeof value);
-    return value;
-}
-
-inline float wide(float x) { return x; }
-inline float wide(Half x) { return bits(uint32_t(x) << 16); }
-
-template <class T> T narrow(float x);
-template <> inline float narrow<float>(float x) { return x; }
-template <> inline Half narrow<Half>(float x) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t word;
-    std::memcpy(&word, &x, sizeof word);
-    const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16, quiet = (word >> 16) | 0x40u;
-    return Half((word & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-}
-
-// e^x to about one unit in the last place (Cephes' expf: two-part reduction by ln 2, polynomial of degree 5), without branches. Below
-// -87 it is 0, above 88 infinite; NaN stays NaN.
-inline float exponential(float given) {
-    float x = given > -87.0f ? given : -87.0f;
-    x = x < 88.0f ? x : 88.0f;
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    const float n = (x * 1.44269504f + shift) - shift;
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    const float power = (p * r * r + r + 1.0f) * bits(uint32_t(int32_t(n) + 127) << 23);
-    return given < -87.0f ? 0.0f : given > 88.0f ? INFINITY : given == given ? power : given;
-}
-
-constexpr int LANES = 16;
-typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-constexpr long LITTLE = 16384;  // numbers: less than this is not worth a second thread
-
-template <class T> float squares(const T* x, long width) {
-    float lanes[LANES] = {};
-    long i = 0;
-    for (; i + LANES <= width; i += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += wide(x[i + j]) * wide(x[i + j]);
-    for (; i < width; i++) lanes[i % LANES] += wide(x[i]) * wide(x[i]);
-    float total = 0;
-    for (float lane : lanes) total += lane;
-    return total;
-}
 
 template <class T> void scale_row(const T* x, const T* weight, T* out, long width, float eps) {
     const float factor = 1.0f / std::sqrt(squares(x, width) / float(width) + eps);
@@ -119,6 +61,7 @@ template <class T> void gate(const T* gate_up, T* out, long rows, long inner, in
 // ---- products with a matrix in panels
 
 constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8, PART = 192;
+constexpr long CACHED = 1 << 18;  // bytes of rows that meet one panel after the other
 
 #ifdef __AVX512BF16__
 constexpr bool HALF_PRODUCTS = true;
@@ -178,27 +121,37 @@ void block(const T* x, long x_step, const T* panel, long in, const float* bias, 
     }
 }
 
+// Some rows of x times the panel of `here` outputs.
+template <class T, class Out>
+void stretch(const T* x, const T* panel, const float* bias, Out* out, long rows, long in, long outs, long here) {
+    for (long row = 0; row < rows; row += BLOCK) {
+        const auto run = [&](auto block) { block(x + row * in, in, panel, in, bias, out + row * outs, outs, here); };
+        switch (rows - row) {
+            case 1: run([](auto... a) { block<1>(a...); }); break;
+            case 2: run([](auto... a) { block<2>(a...); }); break;
+            case 3: run([](auto... a) { block<3>(a...); }); break;
+            case 4: run([](auto... a) { block<4>(a...); }); break;
+            case 5: run([](auto... a) { block<5>(a...); }); break;
+            case 6: run([](auto... a) { block<6>(a...); }); break;
+            case 7: run([](auto... a) { block<7>(a...); }); break;
+            default: run([](auto... a) { block<BLOCK>(a...); });
+        }
+    }
+}
+
 // x [rows, in] times the matrix -> out [rows, outs]. The order of a sum does not depend on how many rows there are.
 template <class T, class Out>
 void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
-    const long count = (outs + PANEL - 1) / PANEL;
-#pragma omp parallel for num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
-    for (long index = 0; index < count; index++) {
-        const long left = outs - index * PANEL, here = left < PANEL ? left : PANEL;
-        const T* panel = panels + index * PANEL * in;
-        const float* shift = bias ? bias + index * PANEL : nullptr;
-        for (long row = 0; row < rows; row += BLOCK) {
-            const auto run = [&](auto block) { block(x + row * in, in, panel, in, shift, out + row * outs + index * PANEL, outs, here); };
-            switch (rows - row) {
-                case 1: run([](auto... a) { block<1>(a...); }); break;
-                case 2: run([](auto... a) { block<2>(a...); }); break;
-                case 3: run([](auto... a) { block<3>(a...); }); break;
-                case 4: run([](auto... a) { block<4>(a...); }); break;
-                case 5: run([](auto... a) { block<5>(a...); }); break;
-                case 6: run([](auto... a) { block<6>(a...); }); break;
-                case 7: run([](auto... a) { block<7>(a...); }); break;
-                default: run([](auto... a) { block<BLOCK>(a...); });
-            }
+    const long count = (outs + PANEL - 1) / PANEL, fitting = CACHED / (in * long(sizeof(T))) / BLOCK * BLOCK;
+    const long together = fitting > BLOCK ? fitting : BLOCK;
+#pragma omp parallel num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
+    for (long row = 0; row < rows; row += together) {
+        const long some = rows - row < together ? rows - row : together;
+#pragma omp for schedule(static) nowait
+        for (long index = 0; index < count; index++) {
+            const long left = outs - index * PANEL;
+            stretch(x + row * in, panels + index * PANEL * in, bias ? bias + index * PANEL : nullptr, out + row * outs + index * PANEL, some,
+                    in, outs, left < PANEL ? left : PANEL);
         }
     }
 }

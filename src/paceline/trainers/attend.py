@@ -2,7 +2,8 @@
 
 On the CPU it is written out as batched products, a few times faster than torch's kernels there: keys are shared by the
 queries of their head without being repeated, what a causal mask or a shorter sample leaves out is mostly not computed, and
-the backward pass makes the probabilities again instead of keeping them. Other devices use torch's kernels.
+the backward pass makes the probabilities again instead of keeping them. Compiled kernels do the same without operators in between.
+Other devices use torch's kernels.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from torch.nn import functional as F
 
 from paceline.models.kernels import bfloat16_products
 from paceline.models.packed import Attend
+from paceline.models.rowwise import gapless
+from paceline.native.calls import DTYPES, Blocks, Kernels
 from paceline.trainers.packing import Block
 
 _TILE_ROWS = 128
 """Rows of a tile: later rows, and samples that have ended before, are not in it."""
+_HEAD_UNIT = 16
+"""Compiled kernels take heads of multiples of this."""
 _TILE_SCORES = 500_000
 """Scores of a tile per head, at most, where more than one sample is in it."""
 
@@ -93,12 +98,82 @@ class _Run:
         return torch.cat([shared.expand(len(own), -1, -1, -1), own], dim=2)
 
 
-def block_attend(blocks: Sequence[Block], scale: float, device: torch.device, *, library: bool | None = None) -> Attend:
+def block_attend(
+    blocks: Sequence[Block], scale: float, device: torch.device, *, library: bool | None = None, kernels: Kernels | None = None
+) -> Attend:
     """Attend for rows laid out as `blocks` say, forward and backward in float32, bfloat16 and float64 with grouped queries.
 
-    library: use torch's kernels; by default everywhere but on the CPU.
+    library: use torch's kernels; by default everywhere but on the CPU. kernels: take these wherever they can.
     """
     by_library = device.type != "cpu" if library is None else library
+    written_out = _written_out(blocks, scale, device, by_library)
+    if kernels is None or by_library:
+        return written_out
+    layout = _Layout.of(blocks, scale)
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """As `Attend`."""
+        if q.dtype not in DTYPES or q.shape[2] % _HEAD_UNIT:
+            return written_out(layer, q, k, v)
+        result: torch.Tensor = _Compiled.apply(q, k, v, layout, kernels)  # type: ignore[no-untyped-call]
+        return result
+
+    return attend
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Blocks as the kernels read them; their memory."""
+
+    firsts: torch.Tensor
+    starts: torch.Tensor
+    sizes: torch.Tensor
+    longest: int
+    scale: float
+
+    @staticmethod
+    def of(blocks: Sequence[Block], scale: float) -> _Layout:
+        """Of consecutive blocks. In each the prefix comes first, even of no rows."""
+        sizes = [(block.prefix, *block.own) for block in blocks]
+        ends = torch.tensor([size for block in sizes for size in block]).cumsum(0)
+        flat = torch.tensor([size for block in sizes for size in block])
+        firsts = torch.tensor([0, *(len(block) for block in sizes)]).cumsum(0)
+        return _Layout(firsts, ends - flat, flat, max(block[0] + max(block[1:], default=0) for block in sizes), scale)
+
+    def blocks(self, q: torch.Tensor, k: torch.Tensor) -> Blocks:
+        """For rows q [R, heads, d] and k [R, kv_heads, d]."""
+        return Blocks(
+            firsts=self.firsts.data_ptr(),
+            starts=self.starts.data_ptr(),
+            sizes=self.sizes.data_ptr(),
+            blocks=len(self.firsts) - 1,
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            d=q.shape[2],
+            scale=self.scale,
+            longest=self.longest,
+        )
+
+
+class _Compiled(torch.autograd.Function):
+    """Attention by compiled kernels. Everything is added up in float32, and a head's numbers lie without gaps."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: _Layout, kernels: Kernels) -> torch.Tensor:
+        """q [R, heads, d], k and v [R, kv_heads, d] -> [R, heads, d]."""
+        q, k, v = gapless(q), gapless(k), gapless(v)
+        ctx.save_for_backward(q, k, v)
+        ctx.layout, ctx.kernels = layout, kernels
+        return kernels.attend_texts(layout.blocks(q, k), q, k, v)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of q, k and v."""
+        q, k, v = ctx.saved_tensors
+        return (*ctx.kernels.attend_texts_backward(ctx.layout.blocks(q, k), q, k, v, gapless(grads[0])), None, None)
+
+
+def _written_out(blocks: Sequence[Block], scale: float, device: torch.device, by_library: bool) -> Attend:
     runs: list[_Run] = []
     start = 0
     for block in blocks:

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from paceline.algo.correction import Correction
-from paceline.algo.logprobs import TokenScores, token_logprobs
+from paceline.algo.logprobs import Scorer, TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
 from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.packed import LoadedModel, PackedModel, Tunable
 from paceline.models.store import export, fingerprint, write_tensors
+from paceline.native.calls import Kernels
 from paceline.trainers import checkpoint
 from paceline.trainers.attend import block_attend
 from paceline.trainers.checkpoint import Counters
@@ -66,6 +67,7 @@ class TorchTrainer:
         reference: LoadedModel | None = None,
         shared_prompts: bool = True,
         deterministic: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         """`loaded`: made by `models.load.load(config, train=True)`; its parameters are the master weights (float32 or float64).
 
@@ -84,8 +86,9 @@ class TorchTrainer:
         self._correction = _check_settings(algorithm, rollout, self._length, self._weights)
         self._device = next(iter(self._weights.values())).device
         self._optimizer = Optimizer(self._weights, trainer)
+        self._kernels = kernels if self._device.type == "cpu" else None
+        _tune(self._model, trainer, self._kernels)
         self._reference = self._make_reference(reference)
-        _tune(self._model, trainer)
         self._counters = Counters()
         self._pending = _Pending()
         self._published: WeightsRef | None = None
@@ -183,9 +186,9 @@ class TorchTrainer:
     def _probed(self, ids: Sequence[int]) -> torch.Tensor:
         """Log-probs of ids[1:] in the model's present compute dtype, [n - 1]."""
         tokens = torch.tensor(list(ids), device=self._device)
-        attend = block_attend([Block(len(ids), ())], self._model.shape.scale, self._device)
+        attend = block_attend([Block(len(ids), ())], self._model.shape.scale, self._device, kernels=self._kernels)
         hidden = self._model.hidden(tokens, torch.arange(len(ids), device=self._device), attend)
-        return token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk).logp
+        return token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk, scorer=_scorer(self._model)).logp
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory (config, tokenizer, safetensors in serving dtype) that AutoModelForCausalLM loads."""
@@ -273,7 +276,7 @@ class TorchTrainer:
         return loss, scores, batch
 
     def _score(self, model: PackedModel, batch: PackedBatch, *, entropy: bool = False) -> TokenScores:
-        attend = block_attend(batch.blocks, model.shape.scale, self._device)
+        attend = block_attend(batch.blocks, model.shape.scale, self._device, kernels=self._kernels)
         hidden = model.hidden(batch.ids.to(self._device), batch.positions.to(self._device), attend)
         return token_logprobs(
             hidden.index_select(0, batch.rows.to(self._device)),
@@ -284,6 +287,7 @@ class TorchTrainer:
             top_k=self._rollout.top_k,
             chunk=self._trainer.head_chunk,
             entropy=entropy,
+            scorer=_scorer(model),
         )
 
     def _make_reference(self, given: LoadedModel | None) -> PackedModel | None:
@@ -387,10 +391,14 @@ def _check_settings(
     return correction
 
 
-def _tune(model: PackedModel, trainer: TrainerConfig) -> None:
-    wanted = [f"trainer.{key}" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
-    if not wanted:
+def _scorer(model: PackedModel) -> Scorer | None:
+    return model.scores if isinstance(model, Tunable) else None
+
+
+def _tune(model: PackedModel, trainer: TrainerConfig, kernels: Kernels | None) -> None:
+    if isinstance(model, Tunable):
+        model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile, kernels=kernels)
         return
-    if not isinstance(model, Tunable):
+    wanted = [f"trainer.{key}" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
+    if wanted:
         raise ConfigError(f"{' and '.join(wanted)} = true: only the slim decoder can; this model runs through its transformers class")
-    model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile)
