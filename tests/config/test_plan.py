@@ -175,7 +175,8 @@ def test_a_trainer_with_panels_keeps_the_head_twice_in_bfloat16_and_makes_no_pro
 
 def test_every_letter_of_a_memory_formula_is_explained_below_the_plan() -> None:
     chosen = config("algorithm.kl=k3", "algorithm.kl_weight=0.1")
-    items = [item for panels in (True, False) for item in memory(chosen, PACKAGED["smollm2-135m"], 2, panels=panels)]
+    shape, both = PACKAGED["smollm2-135m"], (True, False)
+    items = [item for engine in both for trainer in both for item in memory(chosen, shape, 2, panels=engine, trainer_panels=trainer)]
     used = {letter for item in items for letter in re.findall(r"\b[A-Za-z]\b", item.formula)} - {"x", "a"}
     assert used <= SYMBOLS.keys()
     assert len(used) > 5

@@ -23,12 +23,13 @@ from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
-from paceline.config.checks import only_scoring, warnings
+from paceline.config.checks import warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows, task_sections
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
+from paceline.config.scoring import only_scoring
 from paceline.native import machine
 from paceline.timeline.range import Range
 from paceline.trackers.link import GIVEN_UP

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import ensure, only_scoring, reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, reward_name, task_name, training_tasks
 from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
+from paceline.config.scoring import only_scoring
 from paceline.core.evaluation import summarize
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger

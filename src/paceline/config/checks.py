@@ -23,7 +23,6 @@ from paceline.config.schema import (
     TrainerConfig,
 )
 from paceline.config.section import Section
-from paceline.types.errors import ConfigError
 
 
 def reward_name(reward: RewardConfig) -> str:
@@ -309,18 +308,6 @@ def ensure(config: Config) -> Config:
     if faults := check(config):
         raise refuse(faults, "the configuration")
     return config
-
-
-def only_scoring(config: Config) -> Config:
-    """The configuration with `eval.task` as its one task: whoever scores a model need not have the rows that it was trained on.
-
-    Raises ConfigError where a model cannot be scored with it: its engine pretends, or no problems are named.
-    """
-    if _emulated(config):
-        raise ConfigError("rollout.engine = emulated: its answers are pretended and its trainer has no weights: there is nothing to score")
-    if config.eval.task is None:
-        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
-    return config.model_copy(update={"task": config.eval.task, "mix": ()})
 
 
 def warnings(config: Config) -> list[Fault]:
