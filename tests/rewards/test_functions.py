@@ -268,6 +268,16 @@ def test_functions_are_found_in_files_and_modules(tmp_path: Path) -> None:
     assert resolve(f"{path}:judge.method")(completions=["a"]) == [2.0]
     assert resolve(f"{path}:reward") is resolve(f"{path}:reward")
     assert resolve("math:sqrt")(4) == 2.0
+    for reference, message in (
+        ("reward", "expected `module:function`"),
+        (":reward", "expected `module:function`"),
+        (f"{path}:missing", "no 'missing'; it has Judge, judge|no 'missing'; it has"),
+        (f"{path}:constant", "int is not callable"),
+        (f"{tmp_path}/none.py:reward", "no file"),
+        ("no_such_module_here:reward", "cannot import"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resolve(reference)
 
 
 def test_a_function_finds_what_lies_beside_its_file_and_a_module_may_lie_in_the_working_directory(
@@ -282,16 +292,6 @@ def test_a_function_finds_what_lies_beside_its_file_and_a_module_may_lie_in_the_
     (tmp_path / "module_of_a_test.py").write_text("def reward(completions): return [4.0 for _ in completions]\n")
     assert resolve("sub/mine.py:reward")(completions=["a"]) == [3.0]
     assert resolve("module_of_a_test:reward")(completions=["a"]) == [4.0]
-    for reference, message in (
-        ("reward", "expected `module:function`"),
-        (":reward", "expected `module:function`"),
-        (f"{path}:missing", "no 'missing'; it has Judge, judge|no 'missing'; it has"),
-        (f"{path}:constant", "int is not callable"),
-        (f"{tmp_path}/none.py:reward", "no file"),
-        ("no_such_module_here:reward", "cannot import"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            resolve(reference)
 
 
 def test_a_file_that_cannot_be_loaded_is_a_configuration_error(tmp_path: Path) -> None:
