@@ -4,9 +4,10 @@ Both sides: the same model, prompts, group size, AdamW (fused), threads, float32
 max_tokens long. Each side is a whole run in processes of its own, in turn, REPEATS times; the first update of a run is warm-up. An update's
 seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
 engine. Memory is the peak of the proportional set size, summed over all processes of a side, in runs of their own, since looking takes
-time. TRL gets the fastest of the settings in TRIED on this machine, measured first, and an environment of its own (made at --venv if it is
-not there) with the torch and the transformers of this one. The ceiling, measured beside it, is what dense products and reading the weights
-would take at this machine's speed. A finished run is a line of RUNS/runs.jsonl and does not run again.
+time. TRL gets the fastest of the settings in TRIED on this machine, measured first, with the allocator's variables that paceline sets for
+its workers if these help; it is timed a second time with the fastest of its own settings, without them. It has an environment of its own
+(made at --venv if it is not there) with the torch and the transformers of this one. The ceiling, measured beside it, is what dense products
+and reading the weights would take at this machine's speed. A finished run is a line of RUNS/runs.jsonl and does not run again.
 Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
 """
 
@@ -224,17 +225,21 @@ Sides = dict[str, list[dict[str, Any]]]
 """Runs by side, in turn."""
 
 
-def summary(runs: Sides, watched: Sides) -> dict[str, Any]:
-    """Medians over the updates of each repeat, with their spread, and ratios TRL / paceline, repeat by repeat; peaks of `watched`."""
+def times(runs: Sides) -> dict[str, Any]:
+    """Medians over the updates of each repeat, with their spread, and ratios TRL / paceline, repeat by repeat."""
     found: dict[str, Any] = {}
     for part in ("seconds", "generation", "training"):
         each = {name: [statistics.median(row[part] for row in run["rows"]) for run in sides] for name, sides in runs.items()}
         ratios = [theirs / mine for theirs, mine in zip(each["trl"], each["paceline"], strict=True)]
         found[part] = {**{name: spread(values) for name, values in each.items()}, "ratio": spread(ratios)}
-    peaks = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in watched.items()}
-    shares = [mine / theirs for theirs, mine in zip(peaks["trl"], peaks["paceline"], strict=True)]
-    found["peak_pss_bytes"] = {**{name: spread(values) for name, values in peaks.items()}, "paceline_over_trl": spread(shares)}
     return found
+
+
+def peaks(watched: Sides) -> dict[str, Any]:
+    """Largest memory of each run, and what paceline takes of TRL's."""
+    each = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in watched.items()}
+    shares = [mine / theirs for theirs, mine in zip(each["trl"], each["paceline"], strict=True)]
+    return {**{name: spread(values) for name, values in each.items()}, "paceline_over_trl": spread(shares)}
 
 
 def main() -> None:
@@ -254,7 +259,17 @@ def main() -> None:
         return
     with measured("step-vs-trl", repeats=repeats) as figures:
         figures |= compare(job, repeats, arguments.venv, arguments.runs)
-    told = ("trl_settings", "ceiling", "share_of_ceiling", "seconds", "generation", "training", "peak_pss_bytes", "holds")
+    told = (
+        "trl_settings",
+        "ceiling",
+        "share_of_ceiling",
+        "seconds",
+        "generation",
+        "training",
+        "trl_with_its_own_settings",
+        "peak_pss_bytes",
+        "holds",
+    )
     print(json.dumps({name: figures[name] for name in told}, indent=1))
 
 
@@ -269,14 +284,18 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
 
     limits = ceiling(job)
     settings, tried = best_settings(job, run)
+    own = _fastest([one for one in tried if one["settings"]["allocator"] != KEEPS])
+    plain: list[dict[str, Any]] = []
     timed: Sides = {"trl": [], "paceline": []}
     watched: Sides = {"trl": [], "paceline": []}
     for sides, times in ((timed, repeats), (watched, min(repeats, WATCHED))):
         for repeat in range(times):
             sides["trl"].append(run("trl", job, repeat, sides is watched, **settings))
             sides["paceline"].append(run("paceline", job, repeat, sides is watched))
+            if sides is timed:
+                plain.append(run("trl", job, repeat, **own))
             print({name: found[-1] for name, found in sides.items()}, flush=True)
-    result = summary(timed, watched)
+    result = {**times(timed), "peak_pss_bytes": peaks(watched)}
     shares = {part: limits[f"{part}_seconds"] / result[part]["paceline"]["median"] for part in ("generation", "training")}
     return {
         "job": asdict(job),
@@ -291,7 +310,8 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
         },
         "share_of_ceiling": shares,
         **result,
-        "runs": timed,
+        "trl_with_its_own_settings": {"settings": own, **times({"trl": plain, "paceline": timed["paceline"]})},
+        "runs": {**timed, "trl with its own settings": plain},
         "watched_runs": watched,
     }
 

@@ -72,6 +72,6 @@ def test_a_pipelined_run_in_two_halves_has_the_bits_of_a_serial_one_and_resumes_
         assert re.search(changed, other.stderr), other.stderr
     other = train(config, "run.updates=4", *pipelined, "rollout.kernels=torch", resume=True)
     assert other.returncode != 0
-    assert "rollout.kernels: auto -> torch" in other.stderr, other.stderr
+    assert 'rollout.kernels: "auto" -> "torch"' in other.stderr, other.stderr
     trained(config, "run.updates=4", *pipelined, resume=True)
     assert bits(place, "pipelined") == bits(place, "serial")
