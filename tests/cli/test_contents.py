@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cli.contents import contents
 from paceline.config.load import load
-from paceline.runtime.rundir import REPEATS, check_identity
+from paceline.runtime.rundir import check_identity, mended
 from paceline.types.errors import CheckpointError
 
 REWARD = "def graded(completions, **columns):\n    return [1.0 for _ in completions]\n"
@@ -55,18 +55,13 @@ def test_a_file_that_changed_under_the_same_name_is_refused_at_a_resume_by_its_k
         check_identity(before, place.now(), tmp_path)
 
 
-def test_a_reward_that_was_mended_is_taken_and_told_unless_bits_must_repeat(tmp_path: Path) -> None:
+def test_a_reward_that_was_mended_is_told_at_a_resume_and_refuses_none(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    before, same = place.now(), {REPEATS: "true"}
+    before = place.now()
     place.reward.write_text(REWARD.replace("1.0", "0.5"))
-    key = "contents of reward.0.function, own_reward_of_a_test.py"
-    told = [f"{key}: changed since step-4; answers are judged by what it says now"]
-    assert check_identity(before, place.now(), tmp_path / "step-4") == told
-    with pytest.raises(CheckpointError, match=f"changed since:\n  {key}: [0-9a-f]{{16}} -> [0-9a-f]{{16}}\ntake it back"):
-        check_identity(before | same, place.now() | same, tmp_path / "step-4")
-    (place.model / "config.json").write_text("another model")
-    with pytest.raises(CheckpointError, match=f"(?s){key}.*contents of model.path|contents of model.path.*{key}"):
-        check_identity(before, place.now(), tmp_path / "step-4")
+    check_identity(before, place.now(), tmp_path)
+    assert mended(before, place.now()) == ["reward.0.function, own_reward_of_a_test.py"]
+    assert mended(before, before) == []
 
 
 def test_the_module_of_a_reward_function_is_looked_into_without_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from paceline.models.packed import PackedModel
 from paceline.models.slim import SlimDecoder
 from paceline.models.store import fingerprint, read, write_tensors
 from paceline.models.tiny import write_tiny
+from paceline.native.calls import kernels
+from paceline.native.machine import compiler
 from paceline.types.errors import ModelError
 
 IDS = torch.tensor([11, 40, 7, 200, 90, 33])
@@ -104,6 +106,34 @@ def test_the_head_multiplies_bfloat16_exactly_and_adds_in_float32(frozen):
     assert found.dtype == torch.float32
     assert (found.double() - hidden.double() @ weight.double().t()).abs().max() < 1e-5
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_of_the_head_are_those_of_its_logits(frozen, keep, temperature):
+    head, hidden, weight = head_and_rows(5, frozen)
+    hidden.requires_grad_()
+    ids, grad = torch.tensor([0, 299, 7, 7, 150]), torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
+    found, spread = head.scores(hidden, ids, temperature, entropy=True, keep=keep, kernels=kernels("native"))
+    wide, matrix = hidden.detach().double().requires_grad_(), weight.double().requires_grad_()
+    every = (wide @ matrix.t() / temperature).log_softmax(-1)
+    torch.testing.assert_close(found.double(), every.gather(-1, ids[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(spread.double(), -(every.exp() * every).sum(-1), rtol=1e-4, atol=1e-5)
+    found.backward(grad)
+    every.gather(-1, ids[:, None])[:, 0].backward(grad.double())
+    assert (hidden.grad.double() - wide.grad).norm() <= 0.01 * wide.grad.norm()
+    owned = head._owner.weight.grad
+    assert owned is None if frozen else (owned.double() - matrix.grad).norm() <= 0.01 * matrix.grad.norm()
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("odd", [-1, 300])
+def test_a_token_outside_the_vocabulary_has_no_score(odd):
+    head, hidden, _ = head_and_rows(2, True)
+    with pytest.raises(IndexError, match=f"token {odd} is none of a vocabulary of 300"):
+        head.scores(hidden, torch.tensor([5, odd]), 1.0, entropy=False, keep=True, kernels=kernels("native"))
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)])

@@ -99,6 +99,7 @@ def test_a_killed_run_says_what_it_was_doing_and_how_to_go_on(tmp_path: Path) ->
     assert "died after" in told.output
     assert "trainer: forward, backward, optimizer step" in told.output
     assert "trainer: update 1 with groups (3, 0), for " in told.output
+    assert "0 of 6 updates done" in told.output, "one that is under way is not done"
     assert f"paceline train {run / 'config.toml'} --resume (it goes on from {run / 'checkpoints' / 'step-2'})" in told.output
 
 

@@ -7,6 +7,7 @@ import functools
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,22 @@ def test_an_async_function_that_is_late_is_an_error_naming_function_and_row() ->
     reward = FunctionReward(functools.partial(slow, 30.0), timeout_s=0.05)
     with pytest.raises(RewardError, match=r"reward slow gave no answer within 0.05 s on row 7 of sums \(group 5, samples 0-1\)"):
         values(reward, "a", "b")
+
+
+def test_an_async_function_that_blocks_its_loop_is_waited_for_as_a_sync_one_is() -> None:
+    """Whoever gave it up would leave the loop blocked for the groups after it; its worker's deadline ends the whole process."""
+    over: list[bool] = []
+
+    async def blocking(completions: list[str]) -> list[float]:
+        time.sleep(0 if over else 1.2)
+        over.append(True)
+        return [1.0]
+
+    reward = FunctionReward(blocking, timeout_s=0.05)
+    with pytest.raises(RewardError, match=r"no answer within 0.05 s"):
+        values(reward, "a")
+    assert over == [True]
+    assert values(reward, "a") == [1.0]
 
 
 def test_none_means_not_applicable() -> None:

@@ -1,6 +1,13 @@
+import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -120,3 +127,37 @@ def test_a_ledger_is_read_in_a_directory_of_any_name(name: str, tmp_path: Path) 
     reader = LedgerReader(path)
     assert [record.value for record in reader.records(1)] == [Started()]
     reader.close()
+
+
+@pytest.fixture
+def foreign() -> Iterator[Path]:
+    """A directory that everybody may look into."""
+    with tempfile.TemporaryDirectory() as home:
+        yield Path(home)
+        os.chmod(home, 0o700)
+
+
+def nobody() -> None:
+    if os.geteuid() == 0:  # who may write everywhere
+        os.setuid(65534)
+
+
+def read_by(path: Path) -> list[str]:
+    with closing(LedgerReader(path)) as reader:
+        return [f"{record.value}" for record in reader.records(1)]
+
+
+def test_a_ledger_is_read_where_nothing_may_be_written_unless_a_writer_left_records_beside_it(tmp_path: Path, foreign: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.open_lineage(SCHEDULE, Resume(), None, "now")
+        ledger.append("event", 0.0, Started())
+        ledger.commit()
+        shutil.copy(tmp_path / "ledger.sqlite", foreign / "left")
+        shutil.copy(tmp_path / "ledger.sqlite-wal", foreign / "left-wal")
+    shutil.copy(tmp_path / "ledger.sqlite", foreign / "whole")
+    foreign.chmod(0o555)
+    with ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=nobody) as stranger:
+        assert stranger.submit(read_by, foreign / "whole").result() == [str(Started())]
+        assert not stranger.submit(unused, foreign / "whole").result()
+        with pytest.raises(LedgerError, match=r"left: (unable to open database file|attempt to write a readonly database)"):
+            stranger.submit(read_by, foreign / "left").result()

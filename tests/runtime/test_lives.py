@@ -14,7 +14,7 @@ from paceline.report.lives import lives_of
 from paceline.runtime.audit import audit
 from paceline.runtime.ledger import LedgerReader
 from paceline.runtime.rundir import Origin, RunDir, read_origin
-from paceline.types.errors import CheckpointError, TrainerLost
+from paceline.types.errors import CheckpointError, TrainerLost, WorkerLost
 from paceline.types.progress import Progress
 
 
@@ -71,6 +71,19 @@ async def test_a_trainer_that_is_lost_again_while_it_restores_counts_as_lost_aga
     assert surviving(tmp_path / "run") == list(range(8))
     clean(tmp_path / "run", 3)
     assert len(run.notices()) == 2
+
+
+async def test_another_worker_that_is_lost_while_a_later_life_starts_begins_one_more(tmp_path: Path) -> None:
+    died = str(tmp_path / "died")
+    trainer, judge = {"dies_in": {"step": (3, died)}}, {"after": died}
+    run = Lived(tmp_path / "run", schedule(total_updates=4, checkpoint_every=1), trainer=trainer, judge=judge)
+    assert (await run.go()).ok
+    assert surviving(tmp_path / "run") == list(range(8))
+    clean(tmp_path / "run", 3)
+    assert "while it did check\nall workers are replaced and the run goes on from step-2" in run.notices()[-1]
+    first = Lived(tmp_path / "first", schedule(), judge=judge | {"after": str(tmp_path)})
+    with pytest.raises(WorkerLost, match="check"):
+        await first.go()
 
 
 async def test_without_a_checkpoint_the_run_begins_again_and_says_what_that_costs(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from paceline.core.schedule import Resume
 from paceline.durable import sealed
 from paceline.runtime.ledger import Ledger
+from paceline.runtime.notices import Notices
 from paceline.runtime.rundir import FOLLOWS, Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
@@ -251,14 +252,16 @@ def test_what_a_fingerprint_cannot_say_is_explained_and_what_follows_from_it_is_
         check_identity(saved, {**saved, "contents of task t": "B"}, tmp_path, {"contents of task t": lambda: ""})
 
 
-def test_a_run_that_failed_while_it_started_leaves_the_directory_free(tmp_path: Path) -> None:
+def test_a_run_that_failed_while_it_started_leaves_the_directory_free_and_its_error_is_not_the_next_ones(tmp_path: Path) -> None:
     first = RunDir(tmp_path / "run")
     first.open(resume=False)
     Ledger(first.ledger).close()
+    Notices(first.notices, 1).add("a reward that does not fit the rows", fatal=True)
     first.close()
     again = RunDir(tmp_path / "run")
     again.open(resume=False)
     assert not again.ledger.exists()
+    assert not again.notices.exists(), "the next run has lineage 1, too"
     again.close()
 
 

@@ -35,7 +35,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, REPEATS, Origin, RunDir, read_origin, read_resume, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, mended, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
@@ -140,15 +140,15 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     assert data.task is not None
     workers = _bound(workers, data.contents.get(KERNELS, ""))
     task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
-    for line in _counted(task):
-        on_progress(Progress(0, config.run.updates, {}, "data", line))
-    parts = _parts(config, task)
-    lives = Lives(rundir, schedule, _identity(config, task, data.contents), config.pool.trainer_restarts, _explained(rundir, parts))
+    parts, identity = _parts(config, task), _identity(config, task, data.contents)
+    lives = Lives(rundir, schedule, identity, config.pool.trainer_restarts, _explained(rundir, parts))
     rows = {name: part.digests for name, part in parts.items()}
     if data.problems:
         rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
+    for line in _counted(task):
+        lives.tell(line)
     if not unused(rundir.ledger):
-        _tell_changes(lives, rundir, config, rows)
+        _tell_changes(lives, rundir, config, rows, identity)
     write_durably(rundir.config, dump(config).encode())
     write_durably(rundir.rows, json.dumps(rows).encode())
     notices = Notices(rundir.notices, 0)
@@ -189,12 +189,14 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     )
 
 
-def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]]) -> None:
-    """Where a resume goes on, and with which other settings and problems than before."""
+def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]], identity: Mapping[str, str]) -> None:
+    """Where a resume goes on, and with which other settings, rewards and problems than before."""
     other = changes(rundir.config, config)
     checkpoint = lives.start.checkpoint
     begins = f"goes on from {checkpoint.name}" if checkpoint is not None else "no checkpoint was written yet: begins again"
     lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
+    if lives.start.info is not None and (files := mended(lives.start.info.identity, identity)):
+        lives.tell(f"rewards from here on are those of other files than before: {'; '.join(files)}")
     if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
         lives.tell(problems)
 
@@ -276,7 +278,7 @@ def _identity(config: Config, task: RowTask | Mixture, contents: Mapping[str, st
         parts |= {f"emulated.{key}": value for key, value in work.items()}
     if config.run.deterministic:
         parts |= {
-            REPEATS: True,
+            "run.deterministic": True,
             "pool.rollout_threads": _rollout_threads(config),
             "pool.trainer_threads": _trainer_threads(config),
         }

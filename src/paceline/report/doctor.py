@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.core import commands as c
 from paceline.core.account.causes import TRAINER, trainer
 from paceline.core.account.scene import Scene
-from paceline.core.events import StopRequested
+from paceline.core.events import StopRequested, UpdateFinished
 from paceline.core.outbox import Wait
 from paceline.report.troubles import Finding, Level, Troubles, count, named
 from paceline.runtime.alarms import Alarms
@@ -87,6 +87,8 @@ class _Replayed:
     stop: c.Stop | None = None
     asked: str = ""
     """Who asked it to stop."""
+    done: int = 0
+    """Updates that the trainer has finished."""
     last: float = 0.0
     records: int = 0
     fault: str = ""
@@ -168,7 +170,7 @@ def _told(notices: Sequence[Notice]) -> tuple[str, ...]:
 
 
 def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
-    read = _Replayed(lineage, Replay(lineage), Scene(lineage.schedule, lineage.resume), Troubles())
+    read = _Replayed(lineage, Replay(lineage), Scene(lineage.schedule, lineage.resume), Troubles(), done=lineage.resume.update)
     for record in reader.records(lineage.id):
         read.records, read.last = read.records + 1, record.now
         read.scene.take(record.value)
@@ -177,6 +179,8 @@ def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
             read.stop = record.value
         if isinstance(record.value, StopRequested):
             read.asked = record.value.reason
+        if isinstance(record.value, UpdateFinished):
+            read.done = record.value.update
         read.fault = read.fault or read.replay.feed(record)
     return read
 
@@ -241,7 +245,7 @@ def _stopped(read: _Replayed, stop: c.Stop, rundir: RunDir) -> tuple[str, str]:
         return "failed", f"failed after {duration(read.last)}: {stop.reason}"
     if rundir.weights.is_dir() and not _exported(read, rundir):  # an orderly end removes it
         return "died", f"died after {duration(read.last)}, when its updates were done and before its model was written: killed"
-    if read.asked and read.scene.updates < read.lineage.schedule.total_updates:
+    if read.asked and read.done < read.lineage.schedule.total_updates:
         return "left", f"was left after {duration(read.last)}, as {read.asked} asked; it goes on with {rundir.way_on}"
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
@@ -271,7 +275,7 @@ def _ended(state: str, rundir: RunDir) -> list[Finding]:
 
 def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
     schedule, scene = read.lineage.schedule, read.scene
-    facts = [f"{scene.updates} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
+    facts = [f"{read.done} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
     if lineages > 1:
         facts.append(f"lineage {read.lineage.id} of {lineages}, continued after update {read.lineage.resume.update}")
     checkpoint = rundir.latest_checkpoint() if rundir.checkpoints.is_dir() else None

@@ -64,7 +64,12 @@ def select(directory: Path, lives: Sequence[Life], most: int) -> Selection:
     chosen: dict[Path, list[int]] = defaultdict(list)
     for path, index in _in_turn(strata, most):
         chosen[path].append(index)
-    samples = [sample for path in chosen for sample in _read(path, chosen[path])]
+    samples: list[dict[str, Any]] = []
+    for path, indices in chosen.items():
+        try:
+            samples += _read(path, indices)
+        except (OSError, ValueError) as error:  # where the texts lie, or deleted meanwhile
+            bad.append(f"{path.name}: {error}")
     samples.sort(key=lambda sample: (sample["update"], sample["group"], sample["sample"]))
     return Selection(samples, count, len({kind for _, kind in strata}), len({stretch for stretch, _ in strata}), tuple(bad))
 

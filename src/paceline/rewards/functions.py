@@ -29,7 +29,6 @@ from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, Trajectory
 
 Finish = Callable[[], Sequence[Score]]
-_GRACE_S = 1.0
 _LONGEST = 2000
 """Characters of an exception's text that are told."""
 
@@ -109,7 +108,8 @@ class FunctionReward:
         timeout_s: float = 10.0,
         loop: Loop | None = None,
     ) -> None:
-        """timeout_s: seconds for the calls of an async function; a sync one can only be stopped from outside, with its process."""
+        """timeout_s: seconds for the calls of an async function; a sync one, and an async one that blocks its loop, can only be stopped
+        from outside, with their process."""
         self.name = name or function_name(function)
         self._function = function
         self._signature = signatures.SIGNATURES[signature]
@@ -173,9 +173,6 @@ class FunctionReward:
 
     def _wait(self, future: concurrent.futures.Future[Any], calls: Sequence[_Call], rows: str) -> list[Any]:
         try:
-            concurrent.futures.wait([future], self._timeout_s + _GRACE_S)
-            if not future.done():
-                raise TooLate
             outcomes: list[Any] = future.result()
         except TooLate as error:
             raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {rows}") from error

@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,13 +128,11 @@ def unused(path: Path) -> bool:
     """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
     if not path.exists():
         return True
-    database = _read_only(path)
     try:
-        return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
+        with closing(_read_only(path)) as database:
+            return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
     except sqlite3.DatabaseError:
         return False
-    finally:
-        database.close()
 
 
 class LedgerReader:
@@ -195,7 +193,19 @@ class LedgerReader:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+    """A connection that reads, beside a writer too. For that sqlite keeps two files beside the ledger. Where it may not (another user's
+    run, an archive), and no writer has left records in them, the ledger is read as it lies there: nobody can be writing."""
+    name, log = f"file:{quote(os.fsencode(path.absolute()))}", path.with_name(f"{path.name}-wal")
+    database = sqlite3.connect(f"{name}?mode=ro", uri=True, isolation_level=None)
+    try:
+        database.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        database.close()
+        forbidden = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)  # the kind of the error
+        if not forbidden or (log.exists() and log.stat().st_size):
+            raise
+        return sqlite3.connect(f"{name}?immutable=1", uri=True, isolation_level=None)
+    return database
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -27,8 +27,7 @@ ORIGIN = "paceline.json"
 EXPLAINS = "task."
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
 MENDED = "contents of reward."
-"""Parts whose names begin so may differ where bits need not repeat (the part REPEATS): the usual cure of a reward that failed."""
-REPEATS = "run.deterministic"
+"""Parts whose names begin so never refuse a resume either: who mends a reward that raised goes on with it. `mended` names them."""
 FOLLOWS = "prompts of the run"
 """The part of an identity that follows from others: it is shown only where none of those differs."""
 LOCK_S = 0.5
@@ -123,7 +122,8 @@ class RunDir:
         return lock
 
     def _begin_anew(self) -> None:
-        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes."""
+        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes, and with it what
+        that run told, which nobody could tell from what this one tells."""
         found = None
         latest = self.latest_checkpoint()
         if not unused(self.ledger):
@@ -136,8 +136,8 @@ class RunDir:
             self._lock.close()
             self._lock = None
             raise ConfigError(f"run.dir = {self.root}: {found}")
-        for leftover in self.root.glob(f"{self.ledger.name}*"):
-            leftover.unlink()
+        for leftover in (*self.root.glob(f"{self.ledger.name}*"), self.notices):
+            leftover.unlink(missing_ok=True)
 
     def mend(self) -> None:
         """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them. Nothing
@@ -261,27 +261,30 @@ def read_origin(model: Path) -> Origin:
 
 def check_identity(
     saved: Mapping[str, str], present: Mapping[str, str], where: Path, explain: Mapping[str, Callable[[], str]] | None = None
-) -> list[str]:
-    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs. Returns what is to be told of
-    those that differ and are taken.
+) -> None:
+    """Refuse to resume with other parts than the checkpoint was made with; names every part that differs.
 
     explain: name of a part -> how it differs, in words, where its values say nothing.
     """
-    changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
-    mended = [name for name in changed if name.startswith(MENDED) and REPEATS not in present]
-    if not all(map(_explains, set(changed) - set(mended))):
-        raise CheckpointError(_of_another_run(saved, present, where, changed, explain or {}))
-    return [f"{name}: changed since {where.name}; answers are judged by what it says now" for name in mended]
-
-
-def _of_another_run(
-    saved: Mapping[str, str], present: Mapping[str, str], where: Path, changed: Sequence[str], explain: Mapping[str, Callable[[], str]]
-) -> str:
+    changed = [name for name in _differ(saved, present) if not name.startswith(MENDED)]
+    if all(map(_explains, changed)):
+        return
     causes = [name for name in changed if name != FOLLOWS]
     shown = changed if all(map(_explains, causes)) else causes
-    words = {name: how() for name, how in explain.items() if name in shown}
+    words = {name: how() for name, how in (explain or {}).items() if name in shown}
     lines = [f"  {name}: {words.get(name) or f'{saved.get(name)} -> {present.get(name)}'}" for name in shown]
-    return "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
+    raise CheckpointError(
+        "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
+    )
+
+
+def mended(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """The files of reward functions that hold something else than they did: `reward.0.function, reward.py`."""
+    return [name.removeprefix("contents of ") for name in _differ(saved, present) if name.startswith(MENDED)]
+
+
+def _differ(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
 
 
 def _explains(name: str) -> bool:

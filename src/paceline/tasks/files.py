@@ -276,14 +276,9 @@ def _message(position: int, value: Any) -> Mapping[str, Any]:
     return message
 
 
-def _no_answer(value: Any) -> str:
-    inside = f" (its parts have paths: COLUMN.{next(iter(value))})" if isinstance(value, Mapping) and value else ""
-    return "missing" if value is None else f"{type(value).__name__} instead of text or a number{inside}"
-
-
 def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        raise DataError(_no_answer(value))
+        raise DataError(_no_gold(value))
     if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, Decimal) and not value.is_finite()):
         raise DataError(f"{value} is no answer")  # a table's mark for a missing number, or one that was too large for a float
     text = str(value)
@@ -293,3 +288,9 @@ def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if not found or found[-1][1] is None:
         raise DataError(f"no match of task.gold_pattern in {text[-60:]!r}")
     return found[-1][1].strip()
+
+
+def _no_gold(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"holds {', '.join(map(str, value)) or 'nothing'}; name one of them after a dot"
+    return "missing" if value is None else f"{type(value).__name__} instead of text or a number"
