@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import textwrap
 import threading
 import time
@@ -308,6 +309,20 @@ def test_functions_are_found_in_files_and_modules(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             resolve(reference)
+
+
+def test_a_function_finds_what_lies_beside_its_file_and_a_module_may_lie_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside_a_reward_of_a_test.py").write_text("VALUE = 3.0\n")
+    own = "from beside_a_reward_of_a_test import VALUE\ndef reward(completions): return [VALUE for _ in completions]\n"
+    (tmp_path / "sub" / "mine.py").write_text(own)
+    (tmp_path / "module_of_a_test.py").write_text("def reward(completions): return [4.0 for _ in completions]\n")
+    assert resolve("sub/mine.py:reward")(completions=["a"]) == [3.0]
+    assert resolve("module_of_a_test:reward")(completions=["a"]) == [4.0]
 
 
 def test_a_file_that_cannot_be_loaded_is_a_configuration_error(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ async def test_a_run_whose_checkpoints_are_gone_is_refused_and_never_begins_agai
         with pytest.raises(CheckpointError, match=gone):
             await Lived(tmp_path, plan, resume=True).go()
     assert any("its last checkpoint, step-2, is gone" in fact for fact in diagnose(tmp_path).facts)
-    with pytest.raises(ConfigError, match=r"continue it with --resume \(from step-2, once that is put back\)"):
+    with pytest.raises(ConfigError, match=r"continue it from step-2, once that is put back"):
         RunDir(tmp_path).open(resume=False)
     (tmp_path / "checkpoints").rmdir()
     elsewhere.rename(tmp_path / "checkpoints")

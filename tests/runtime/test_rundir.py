@@ -61,12 +61,12 @@ def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_
         opened(tmp_path / "empty", resume=True)
     assert not (tmp_path / "empty").exists(), "a misspelt name leaves nothing behind"
     (tmp_path / "ledger.sqlite").touch()
-    with pytest.raises(ConfigError, match=r"continue it with --resume \(from its beginning, it has no checkpoint yet\)"):
+    with pytest.raises(ConfigError, match="continue it from its beginning, it has no checkpoint yet: paceline train"):
         opened(tmp_path)
     rundir = opened(tmp_path, resume=True)
     seal(rundir, 8)
     rundir.close()
-    with pytest.raises(ConfigError, match=r"continue it with --resume \(from step-8\)"):
+    with pytest.raises(ConfigError, match=f"continue it from step-8: paceline train {tmp_path}/config.toml --resume; or choose"):
         opened(tmp_path)
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import ensure, ensure_scorable, reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, reward_name, task_name, training_tasks
 from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
+from paceline.config.scoring import only_scoring
 from paceline.core.evaluation import summarize
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
@@ -85,7 +86,7 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
 
     Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
     """
-    ensure_scorable(config)
+    config = only_scoring(config)
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
@@ -191,7 +192,8 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
 def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]], identity: Mapping[str, str]) -> None:
     """Where a resume goes on, and with which other settings, rewards and problems than before."""
     other = changes(rundir.config, config)
-    begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
+    checkpoint = lives.start.checkpoint
+    begins = f"goes on from {checkpoint.name}" if checkpoint is not None else "no checkpoint was written yet: begins again"
     lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
     if lives.start.info is not None and (files := mended(lives.start.info.identity, identity)):
         lives.tell(f"rewards from here on are those of other files than before: {'; '.join(files)}")
@@ -536,6 +538,15 @@ def check_data(config: Config) -> None:
             faults.append(fault)
     if faults:
         raise type(faults[0])("\n".join(map(str, faults))) from faults[0]
+
+
+def check_rewards(config: Config) -> None:
+    """Raise ConfigError for a reward function that is not where the configuration says; its file is run to find it."""
+    from paceline.rewards.resolve import resolve
+
+    for reward in config.reward:
+        if reward.function is not None:
+            resolve(reward.function)
 
 
 def data_body(config: Config) -> WorkerBody:

@@ -246,7 +246,7 @@ def _stopped(read: _Replayed, stop: c.Stop, rundir: RunDir) -> tuple[str, str]:
     if rundir.weights.is_dir() and not _exported(read, rundir):  # an orderly end removes it
         return "died", f"died after {duration(read.last)}, when its updates were done and before its model was written: killed"
     if read.asked and read.done < read.lineage.schedule.total_updates:
-        return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
+        return "left", f"was left after {duration(read.last)}, as {read.asked} asked; it goes on with {rundir.way_on}"
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
 
@@ -262,7 +262,7 @@ def _ended(state: str, rundir: RunDir) -> list[Finding]:
     """What to do about a run that does not go on by itself; what happened is its headline."""
     if state not in ("failed", "died", "stuck", "nothing"):
         return []
-    how = f"paceline train {rundir.config} --resume" if rundir.config.is_file() else "paceline train CONFIG --resume"
+    how = rundir.way_on if rundir.config.is_file() else "paceline train CONFIG --resume"
     if state == "stuck":
         return [Finding("fault", STANDS, (), f"look at the process (py-spy dump, top) and at the disk; stop it, then: {how}")]
     try:

@@ -21,8 +21,8 @@ SHORT, LONG = 1500, 3000
 """Characters kept of a prompt and of an answer; of what is longer the beginning and the end."""
 _SMALL = ("group", "sample", "update", "reward", "finish", "reasons")
 _WHOLE = (
-    "group", "sample", "attempt", "update", "row", "task", "prompt", "gold", "version", "finish", "text", "reward", "parts", "reasons",
-    "extracted", "instance", "seconds",
+    "group", "sample", "attempt", "update", "row", "task", "prompt", "gold", "version", "finish", "text", "reward", "outcome", "parts",
+    "reasons", "extracted", "instance", "seconds",
 )  # fmt: skip
 _NAME = re.compile(r"(\d+)-update-(\d+)-\d+\.parquet")
 

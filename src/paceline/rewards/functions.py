@@ -127,7 +127,7 @@ class FunctionReward:
         """Raise RewardError when the row lacks what the function requires."""
         problem = self._missing(self._offered([prompt], []))
         if problem is not None:
-            raise RewardError(problem)
+            raise RewardError(problem + self._meant([prompt]))
 
     def score(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Sequence[Score]:
         """One Score per pair, in order; see `start`."""
@@ -193,6 +193,12 @@ class FunctionReward:
         known = {**offered, **self._arguments}
         missing = [name for name, required in self._parameters.items() if required and name not in known]
         return f"the function requires {', '.join(missing)}; a row offers {', '.join(sorted(known))}" if missing else None
+
+    def _meant(self, prompts: Sequence[Prompt]) -> str:
+        """Which other signatures would give the function all that it requires, as a hint."""
+        required = {name for name, needed in self._parameters.items() if needed} - self._arguments.keys()
+        fit = [repr(name) for name, other in signatures.SIGNATURES.items() if required <= other.offer(prompts, []).keys()]
+        return f"; is it written for signature = {' or '.join(fit)}?" if fit else ""
 
     def _offered(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> signatures.Columns:
         return self._signature.offer(prompts, trajectories)

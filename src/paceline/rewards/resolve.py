@@ -16,7 +16,8 @@ from paceline.types.errors import ConfigError
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """The callable behind `module:name`, `module:object.method` or `file.py:name` (relative to the working directory).
+    """The callable behind `module:name`, `module:object.method` or `file.py:name` (relative to the working directory). A file may import
+    what lies beside it, a module may lie in the working directory.
 
     Raises ConfigError naming the reference and what is wrong with it, also where the module itself raises.
     """
@@ -47,7 +48,15 @@ def source(reference: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin is not None else None
 
 
+def _findable(directory: Path) -> None:
+    """Let modules in a directory be imported, after all others: Python does so for a script, and for whatever `python -m` runs."""
+    place = str(directory.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+
+
 def _from_module(name: str, reference: str) -> ModuleType:
+    _findable(Path())
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the module is the user's
@@ -60,6 +69,7 @@ def _from_file(path: Path, reference: str) -> ModuleType:
     name = f"paceline_user_{path.stem}_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
+    _findable(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -83,6 +84,11 @@ class RunDir:
         self.rows = root / "rows.json"
         self._lock: IO[str] | None = None
 
+    @property
+    def way_on(self) -> str:
+        """The command that continues the run."""
+        return f"paceline train {shlex.quote(str(self.config))} --resume"
+
     def open(self, *, resume: bool) -> None:
         """Create what is missing and take the lock, held until `close` or the end of this process.
 
@@ -125,7 +131,7 @@ class RunDir:
             gone = self.lost_checkpoint()
             none = f"{gone}, once that is put back" if gone else "its beginning, it has no checkpoint yet"
             where = none if latest is None else latest.name
-            found = f"a run lies here already: continue it with --resume (from {where}), or choose another run.dir"
+            found = f"a run lies here already: continue it from {where}: {self.way_on}; or choose another run.dir"
         elif latest is not None:
             found = "holds the checkpoints of a run whose ledger is gone; choose another run.dir"
         if found is not None:
