@@ -273,23 +273,6 @@ def test_a_warning_of_the_configuration_goes_to_standard_error(wire: FakeWire) -
     assert wire.asked[0][1] is True
 
 
-def test_a_run_directory_that_was_copied_or_moved_is_continued_where_it_lies(wire: FakeWire, tmp_path: Path) -> None:
-    copy = tmp_path / "a copy"
-    copy.mkdir()
-    (copy / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.dir=runs/first"])))
-    (copy / "ledger.sqlite").touch()
-    for words, expected in (
-        (["--resume"], str(copy)),
-        (["--resume", "run.dir=runs/second"], "runs/second"),
-        (["run.dir=runs/second"], "runs/second"),
-        ([], str(copy)),
-    ):
-        assert call("train", str(copy / "config.toml"), *words).exit_code == 0
-        config = wire.asked[-1][0]
-        assert isinstance(config, Config)
-        assert config.run.dir == expected, words
-
-
 @pytest.mark.parametrize(
     ("outcome", "code", "says"),
     [
