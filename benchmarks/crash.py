@@ -63,6 +63,8 @@ PATIENCE_S = 300.0
 """A run that is not over after this many seconds hangs."""
 GAMES = 3
 """A campaign is given up after so many times as many games as its kills need where none misses."""
+ENOUGH = 2 * len(WHO)
+"""Kills in a schedule of which each kind of worker must have had one."""
 PLACES = {"checkpoint": ("checkpoints", ".step-*"), "publish": ("weights", ".version-*"), "move": ("moves", "move-*")}
 """What lies in the run directory while something is under way."""
 COMMON = """
@@ -369,17 +371,41 @@ def play(game: Game, run: Path, reference: Mapping[str, str] | None, seconds: fl
 
 
 def _alive(game: Game, process: Process) -> Process:
-    """The process, or its successor. One may end early where it was killed, or where a worker was killed before all were up."""
+    """The process, or its successor. One may end early where a kill explains it, see `explained`."""
     code = process.code()
     if code is None or code == 0:
         return process
     said = process.said()
-    if code > 0 and not any(word in said for word in ("was lost", "ended while it started")):
+    if not explained(code, said, _begun(process.run)):
         raise RuntimeError(f"ended with exit code {code}: {said[-2000:]}")
-    game.exits.append(f"exit code {code}: {said.strip().splitlines()[-1] if said.strip() else ''}")
+    game.exits.append(f"exit code {code}: {_why(said)}")
     if len(game.exits) > 3 * len(game.kills):
         raise RuntimeError(f"ends again and again: {game.exits[-3:]}")
     return Process(process.run, process.words, process.log)
+
+
+def explained(code: int, said: str, begun: bool) -> bool:
+    """Whether a killed worker ends a run rightly: before all workers were up for the first time, or where two were killed over the answers
+    of one group. begun: whether the life that ended had decided anything.
+
+    The error that ended it decides: that a worker was lost is printed too when it was replaced, and any error may follow.
+    """
+    why, begun = _why(said), begun or "replaced and the run goes on" in said
+    return code == 1 and "signal SIGKILL" in why and (not begun or "two workers ended over it" in why)
+
+
+def _why(said: str) -> str:
+    """The error that ended a run, as it was printed; "" where none was."""
+    return next((line for line in reversed(said.splitlines()) if line.startswith("failed")), "")
+
+
+def _begun(run: Path) -> bool:
+    """Whether the last lineage of a run has decided anything."""
+    if not (run / "ledger.sqlite").exists():
+        return False
+    with closing(LedgerReader(run / "ledger.sqlite")) as reader:
+        lineages = reader.lineages()
+        return bool(lineages) and next(reader.records(lineages[-1].id), None) is not None
 
 
 def _strike(kill: Kill, process: Process, run: Path, rng: random.Random, seconds: float) -> None:
@@ -419,7 +445,7 @@ def _under_way(run: Path, directory: str, pattern: str) -> bool:
 
 
 def _check(game: Game, run: Path, reference: Mapping[str, str] | None) -> None:
-    game.faults += audit(run / "ledger.sqlite").violations
+    game.faults += [f"audit: {violation}" for violation in audit(run / "ledger.sqlite").violations]
     game.faults += repeated_or_lost(run, game.updates) + payloads(run, game.group_size) + rows(run, game.updates)
     if reference is not None:
         found = bits(run, game.updates)
@@ -542,6 +568,7 @@ def _figures(games: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "kills_by_aim": _counted(kill["hit"] for _, kill in kills),
         "lost": sum(fault.startswith("lost") for fault in faults),
         "repeated": sum(fault.startswith("repeated") for fault in faults),
+        "audit_violations": sum(fault.startswith("audit") for fault in faults),
         "games_with_a_fault": sum(bool(game["faults"]) for game in games),
         "ended_early_and_resumed": sum(len(game["exits"]) for game in games),
         "compared_bit_for_bit": sum(game["equal"] is not None for game in games),
@@ -576,13 +603,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Play, write the evidence, and fail if a game did or kills are missing."""
+    """Play, write the evidence, and fail if a game did, or kills or a kind of them are missing."""
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way ends with it
     with measured("crash") as found:
         found |= campaign(args)
-    missing = any(found[model]["kills"] < getattr(args, model) for model in MODELS)
+    missing = [f"{model}: {found[model]['kills']} kills" for model in MODELS if found[model]["kills"] < getattr(args, model)]
+    missing += unseen(found["tiny"]["kills_by_worker_and_schedule"], args.presets) if args.tiny >= ENOUGH * len(args.presets) else []
+    print("\n".join(f"missing: {what}" for what in missing))
     return 1 if missing or any(found[model]["games_with_a_fault"] for model in MODELS) else 0
+
+
+def unseen(counted: Mapping[str, int], presets: Sequence[str]) -> list[str]:
+    """Pairs of worker and schedule of which none was killed: others may have made up the number."""
+    return [f"{who}, {preset}" for preset in presets for who in WHO if not counted.get(f"{who}, {preset}")]
 
 
 if __name__ == "__main__":

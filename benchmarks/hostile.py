@@ -71,6 +71,7 @@ def main() -> None:
     start = time.monotonic()
     bench.start()
     started = time.monotonic() - start
+    idle = max(resident_mib(pid) for pid in children(bench.pid))
     verifier = MathVerifier(timeout_s=arguments.deadline, bench=bench)
     bound = arguments.deadline * -(-64 // arguments.workers) + 2
     with measured("hostile", arguments.repeats) as figures:
@@ -82,9 +83,11 @@ def main() -> None:
             scores = verifier.scores([(GOLD, f"\\boxed{{{text}}}") for text in HOSTILE * 4])
             walls.append(time.monotonic() - start)
             peaks.append(peak.stop())
-            assert len(scores) == 64
+            code = [score.reason for score, text in zip(scores, HOSTILE * 4, strict=True) if text == HOSTILE[-1]]
+            assert code == ["unreadable"] * 4, "in the order of the answers"
             assert all(score.value == 0.0 and score.reason for score in scores), "every answer has its 0 and its reason"
             assert walls[-1] <= bound, f"{walls[-1]:.1f} s, at most {bound:.1f}"
+            assert peaks[-1] <= idle + MEMORY_MIB, f"{peaks[-1]:.0f} MiB, at most {idle:.0f} + {MEMORY_MIB}"
             normal = MathVerifier(bench=bench).scores([(gold, f"\\boxed{{{answer}}}") for gold, answer, _ in NORMAL])
             assert [score.value for score in normal] == [value for *_, value in NORMAL], "the next normal batch is right"
             reasons.update(score.reason for score in scores)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 import made_runs
-from browser import Browser, find
+from browser import NAMES, Browser, find
 from evidence import ROOT, commit, measured
 from paceline.sim.world import FakeInstance
 
@@ -35,6 +35,7 @@ document.body.offsetHeight;
 return {
   open_ms: began, load_ms: timing.loadEventStart - timing.navigationStart, interactive_ms: timing.domInteractive - timing.navigationStart,
   search_ms: window.performance.now() - began, nodes: document.querySelectorAll("*").length, wide: document.documentElement.scrollWidth,
+  found: document.querySelectorAll("#list .sample").length,
 };
 """
 
@@ -102,19 +103,19 @@ def main() -> None:
     if arguments.make is not None:
         return print(make(arguments.make, *arguments.updates, arguments.groups))
     command = find()
+    assert command is not None, f"only a browser tells how a page opens and looks; none of these is there: {', '.join(NAMES)}"
+    browser = Browser(command)
     if arguments.timeline:
-        assert command is not None, "pictures need a browser"
-        return timeline(Browser(command))
+        return timeline(browser)
     if arguments.pictures is not None:
-        assert command is not None, "pictures need a browser"
-        return pictures(Browser(command), arguments.pictures / "report.html")
+        return pictures(browser, arguments.pictures / "report.html")
     with measured("report", arguments.repeats) as figures:
         for updates in arguments.updates:
             root = ROOT / "runs" / "made" / f"updates-{updates}"
             row = cost(root, updates, arguments.groups)
-            if command is not None:
-                widths = [1280] * arguments.repeats + [390]
-                row["browser"] = [Browser(command).ask(root / "report.html", OPENED, width, measures=True) for width in widths]
+            widths = [1280] * arguments.repeats + [390]
+            row["browser"] = [browser.ask(root / "report.html", OPENED, width, measures=True) for width in widths]
+            assert all(opened["found"] for opened in row["browser"]), "the page shows samples, and the search finds some"
             figures[f"updates_{updates}"] = row
 
 

@@ -75,6 +75,16 @@ def append_line(path: Path, line: bytes) -> None:
             raise
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """(number, counted from 1; value) of every line of JSON; what a crash cut short, or a disk made of it, is passed over."""
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        yield number, value
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the entries of a directory, are on disk."""
     handle = os.open(path, os.O_RDONLY)

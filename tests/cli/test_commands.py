@@ -226,6 +226,14 @@ def test_a_plan_says_what_it_cannot_know(tmp_path: Path) -> None:
     assert "memory: unknown" in done.stdout
 
 
+def test_a_plan_looks_for_reward_functions(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def right(completions): return [1.0 for _ in completions]\n")
+    for name, code, says in (("right", 0, "trained tokens"), ("wrong", 2, "mine.py has no 'wrong'; it has right")):
+        done = call("plan", QUICKSTART, "reward.0.kind=function", f"reward.0.function={tmp_path / 'mine.py'}:{name}")
+        assert done.exit_code == code
+        assert says in done.output
+
+
 def test_a_plan_looks_for_the_columns_of_every_file(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "1 + 1 =", "answer": "2"}\n')
@@ -251,7 +259,7 @@ def test_training_prints_one_line_per_update_and_its_end(wire: FakeWire) -> None
         "update 2/2  reward 0.5  loss 0.25",
         "evaluation after update 2  greedy 0.75",
         "done after 2 of 2 updates",
-        "reward 0.250 -> 0.500 (first and last 1 updates)  ▁█",
+        "reward 0.250 -> 0.500 (first and last)  ▁█",
     ]
     assert done.stderr == "a notice\n"
     config, resume = wire.asked[0]
@@ -275,7 +283,11 @@ def test_a_warning_of_the_configuration_goes_to_standard_error(wire: FakeWire) -
             "no model: nothing was learnt, runs/x/model holds the counters of an emulated trainer",
         ),
         (Outcome(False, "trainer: no memory", 1, 2), 1, "failed after 1 of 2 updates: trainer: no memory"),
-        (Outcome(True, "stopped by the user", 1, 2, interrupted=True, resumable=True), 130, "continue it with --resume"),
+        (
+            Outcome(True, "stopped by the user", 1, 2, interrupted=True, resumable=True),
+            130,
+            "continue it: paceline train runs/quickstart/config.toml --resume",
+        ),
     ],
 )
 def test_the_exit_code_says_how_a_run_ended(wire: FakeWire, outcome: Outcome, code: int, says: str) -> None:
@@ -292,7 +304,7 @@ def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(wire: FakeWire,
     wire.outcome = Outcome(False, "group 3 could not be rewarded: no", 1, 2)
     done = call("train", QUICKSTART, f"run.dir={tmp_path / 'a run'}")
     assert f"paceline doctor '{tmp_path / 'a run'}'" in done.stderr
-    assert f"paceline train '{tmp_path / 'a run'}'/config.toml --resume" in done.stderr
+    assert f"paceline train '{tmp_path / 'a run'}/config.toml' --resume" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -369,6 +381,34 @@ def test_evaluating_a_run_takes_its_own_configuration(wire: FakeWire, tmp_path: 
     config = wire.asked[0][0]
     assert isinstance(config, Config)
     assert (config.run.seed, config.eval.samples) == (9, 2)
+
+
+def test_a_model_is_scored_where_the_rows_that_it_was_trained_on_are_not_at_hand(wire: FakeWire, tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    files = ["task.kind=file", "task.path=gone.jsonl", "task.gold_column=answer", "reward.0.kind=exact"]
+    judged = ["eval.task.kind=file", "eval.task.path=test.jsonl", "eval.task.gold_column=answer"]
+    (tmp_path / "config.toml").write_text(dump(load(None, [*files, *judged])))
+    done = call("eval", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    (tmp_path / "test.jsonl").unlink()
+    assert "no such file" in call("eval", str(tmp_path)).stderr
+
+
+def test_a_run_whose_directory_was_moved_goes_on_where_it_lies(wire: FakeWire, tmp_path: Path) -> None:
+    run = tmp_path / "moved"
+    run.mkdir()
+    (run / "ledger.sqlite").touch()
+    (run / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.dir=before"])))
+    for words, directory in (((), str(run)), (("run.dir=elsewhere",), "elsewhere")):
+        assert call("train", str(run / "config.toml"), *words, "--resume").exit_code == 0
+        config, resume = wire.asked[-1]
+        assert isinstance(config, Config)
+        assert (config.run.dir, resume) == (directory, True)
+    (run / "ledger.sqlite").unlink()
+    assert call("train", str(run / "config.toml")).exit_code == 0
+    config = wire.asked[-1][0]
+    assert isinstance(config, Config)
+    assert config.run.dir == "before", "a file that lies beside no run is a configuration like any other"
 
 
 def test_evaluating_without_held_out_problems_is_refused(wire: FakeWire) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cli.contents import contents
 from paceline.config.load import load
-from paceline.runtime.rundir import check_identity
+from paceline.runtime.rundir import check_identity, mended
 from paceline.types.errors import CheckpointError
 
 REWARD = "def graded(completions, **columns):\n    return [1.0 for _ in completions]\n"
@@ -44,7 +44,6 @@ class Place:
         ("model/model.safetensors", "model.path, model.safetensors"),
         ("model/config.json", "model.path, config.json"),
         ("reference/model.safetensors", "algorithm.reference, model.safetensors"),
-        ("own_reward_of_a_test.py", "reward.0.function, own_reward_of_a_test.py"),
     ],
 )
 def test_a_file_that_changed_under_the_same_name_is_refused_at_a_resume_by_its_key(file: str, key: str, tmp_path: Path) -> None:
@@ -54,6 +53,15 @@ def test_a_file_that_changed_under_the_same_name_is_refused_at_a_resume_by_its_k
     (tmp_path / file).write_text(REWARD.replace("1.0", "0.5"))
     with pytest.raises(CheckpointError, match=f"changed since:\n  contents of {key}: [0-9a-f]{{16}} -> [0-9a-f]{{16}}\ntake it back"):
         check_identity(before, place.now(), tmp_path)
+
+
+def test_a_reward_that_was_mended_is_told_at_a_resume_and_refuses_none(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    before = place.now()
+    place.reward.write_text(REWARD.replace("1.0", "0.5"))
+    check_identity(before, place.now(), tmp_path)
+    assert mended(before, place.now()) == ["reward.0.function, own_reward_of_a_test.py"]
+    assert mended(before, before) == []
 
 
 def test_the_module_of_a_reward_function_is_looked_into_without_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

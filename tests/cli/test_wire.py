@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from paceline.cli import wire
+from paceline.cli.contents import contents
 from paceline.config.load import load
 from paceline.config.schema import ScheduleConfig
 from paceline.core.schedule import Resume, Schedule
 from paceline.ports.fakes.pool import InlinePool, InlineWorker
-from paceline.ports.pool import WorkerSpec
+from paceline.ports.pool import WorkerSpec, make_body
+from paceline.rewards.worker import JudgeBody
 from paceline.runtime.ledger import Ledger
 from paceline.runtime.rundir import Origin, RunDir
 from paceline.tasks.mixture import Mixture
@@ -149,3 +151,15 @@ def test_evaluating_what_only_pretends_is_refused_before_anything_is_started(tmp
     words = ["rollout.engine=emulated", "task.kind=synthetic", "eval.task.kind=synthetic"]
     with pytest.raises(ConfigError, match=r"rollout.engine = emulated: its answers are pretended .*nothing to score"):
         wire.evaluate(load(None, words), str(tmp_path))
+
+
+def test_a_reward_worker_that_is_started_again_refuses_a_function_whose_file_was_changed_meanwhile(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text("def reward(completions): return [1.0 for _ in completions]\n")
+    words = ["reward.0.kind=function", f"reward.0.function={file}:reward", "pool.verifiers=1"]
+    config = load(Path(__file__).parents[2] / "recipes" / "emulated.toml", words)
+    workers = wire._bound(wire.workers_of(config), contents(config, None))
+    assert isinstance(make_body(workers.reward[0]), JudgeBody)
+    file.write_text("def reward(completions): return [0.0 for _ in completions]\n")
+    with pytest.raises(ConfigError, match=r"reward\.0\.function, reward\.py: changed while the run went on"):
+        make_body(workers.reward[0])

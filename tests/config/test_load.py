@@ -121,6 +121,10 @@ def test_an_override_that_cannot_be_applied_is_refused(override: str, message: s
         ("eval.task.nam=x", 'eval.task.nam = "x" (command line): unknown key; nearest: eval.task.name'),
         ("algorithm.learning_rate=1", "nearest: trainer.learning_rate"),
         ("learning_rate=1", "nearest: trainer.learning_rate"),
+        (
+            "actor_rollout_ref.actor.grad_clip=1",
+            "actor_rollout_ref.actor.grad_clip = 1 (command line): unknown key; nearest: trainer.clip_norm",
+        ),
         ("task.parameters={x = 2024-01-01}", "may hold texts, booleans, finite numbers, lists and tables; x is"),
         ("run=3", "run = 3 (command line): should be a valid dictionary"),
     ],

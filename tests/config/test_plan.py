@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from paceline.config.inspect import PACKAGED, ModelShape, missing_files, model_shape, task_rows
 from paceline.config.load import load
-from paceline.config.memory import memory
+from paceline.config.memory import SYMBOLS, memory
 from paceline.config.plan import plan, reward_deadline, schedule
 from paceline.config.schema import Config, TaskConfig
 from paceline.core.presets import DEADLINES
@@ -170,6 +171,15 @@ def test_a_trainer_with_panels_keeps_the_head_twice_in_bfloat16_and_makes_no_pro
     assert wide["trainer", "logits"] == 6 * 10 * (4 + 4)
     filtered = items(config(*FEW, "rollout.top_p=0.9", "rollout.train_on_filtered=true"), panels=True)
     assert filtered["trainer", "logits"] == 4 * 6 * 10 * 4, "kept sets need probabilities"
+
+
+def test_every_letter_of_a_memory_formula_is_explained_below_the_plan() -> None:
+    chosen = config("algorithm.kl=k3", "algorithm.kl_weight=0.1")
+    shape, both = PACKAGED["smollm2-135m"], (True, False)
+    items = [item for engine in both for trainer in both for item in memory(chosen, shape, 2, panels=engine, trainer_panels=trainer)]
+    used = {letter for item in items for letter in re.findall(r"\b[A-Za-z]\b", item.formula)} - {"x", "a"}
+    assert used <= SYMBOLS.keys()
+    assert len(used) > 5
 
 
 def test_memory_items_follow_their_formulas() -> None:

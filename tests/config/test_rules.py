@@ -173,6 +173,7 @@ BROKEN: list[tuple[str, tuple[str, ...]]] = [
 
 WARNED: list[tuple[str, tuple[str, ...]]] = [
     ("frontier_within_slots", (*GYM, "schedule.preset=pipelined", "schedule.frontier=8")),
+    ("gold_for_the_function", (*FILE, "~task.gold_column", "reward.0.kind=function", "reward.0.function=m:f", "reward.0.signature=verl")),
     ("warmup_within_run", (*GYM, "run.updates=5")),
     ("micro_batch_holds_a_sequence", (*GYM, "trainer.micro_batch_tokens=512")),
     ("deterministic_engine_only", (*STREAM, "run.deterministic=true")),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import struct
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -159,6 +163,31 @@ def test_a_row_that_mlflow_refuses_for_good_holds_no_later_one_back(tmp_path: Pa
     both.close()
     assert _mlflow(tmp_path, "r") == [("update", 2, 2.0)]
     assert any("1 rows were refused" in line for line in said)
+
+
+def test_a_process_killed_while_mlflow_makes_its_database_leaves_none_that_is_half_made(tmp_path: Path) -> None:
+    missing = [name for name in SERVICES["mlflow"] if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed")
+    program = f"""
+from pathlib import Path
+from paceline.trackers.link import Link
+from paceline.trackers.mlflow import open_tracker
+open_tracker(Link("r", "tests", "contract", Path({str(tmp_path)!r}), {{}}))
+"""
+    making = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stderr=DEVNULL)
+    until = time.monotonic() + 60
+    while not any(file.stat().st_size > 0 for file in tmp_path.iterdir()):
+        assert making.poll() is None, "it is killed while it works"
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    making.kill()
+    making.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    tracker = importlib.import_module("paceline.trackers.mlflow").open_tracker(Link("r", "tests", "contract", tmp_path, {}))
+    tracker.log("update", 1, {"update/x": 1.0})
+    tracker.close()
+    assert _mlflow(tmp_path, "r") == [("update", 1, 1.0)]
 
 
 # --- what the services have

@@ -200,7 +200,7 @@ def test_a_fleet_that_stays_empty_is_named() -> None:
     messages = [w.message for w in s.feed(e.Timer(), 700.0)]
     assert messages == [
         "instances: the pool has owed an instance (none is up) for 700.0 s",
-        "groups: rollout has owed the trainer groups [0, 1] for 700.0 s",
+        "groups: rollout has owed groups [0, 1] to the trainer for 700.0 s",
     ]
 
 

@@ -49,7 +49,7 @@ def test_the_trainer_waits_by_name_for_a_group_that_would_get_over_stale() -> No
     s.live()
     s.prompts()
     assert s.serve(2) == []  # group 1 is of version 0 and must train before version 2 is published
-    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["the trainer groups [1]"]
+    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["groups [1] to the trainer"]
     out = s.serve(1)
     assert (out[0].groups, out[0].staleness) == ((1,), (1,))
 
@@ -125,7 +125,7 @@ def test_a_group_that_is_generated_anew_trains_before_a_publish_would_make_it_to
     s.reward(1)  # runs again, under version 1
     s.finish(2, version=1)
     assert s.reward(2) == [], "training it would publish version 2"
-    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["the trainer groups [1]"]
+    assert [w.what for w in s.machine.waits(0.0) if w.kind == "groups"] == ["groups [1] to the trainer"]
     s.finish(1)
     assert s.reward(1)[0].groups == (1,)
 
@@ -250,4 +250,4 @@ def test_a_trainer_that_waits_for_prompts_says_so() -> None:
     s.finish(1)
     s.reward(1, drop=True)
     assert kinds(s.feed(e.Timer(), 700.0))[-1] == "Warn"
-    assert s.last(c.Warn).message == "groups: the data source has owed the trainer more groups than the 1 that are trainable for 700.0 s"
+    assert s.last(c.Warn).message == "groups: the data source has owed more groups to the trainer than the 1 that are trainable for 700.0 s"

@@ -431,7 +431,7 @@ def test_having_no_instance_past_its_deadline_must_be_named_too():
 
 def test_the_trainers_wait_for_groups_must_be_named_with_one_of_them():
     schedule, timer = replace(SERIAL, deadlines=(("groups", 5.0),)), e.Timer()
-    warn = c.Warn(50, "groups: rollout has owed the trainer groups [0, 1] for 6.0 s")
+    warn = c.Warn(50, "groups: rollout has owed groups [0, 1] to the trainer for 6.0 s")
     assert late(schedule, (timer, 4.0), (timer, 6.0), (warn, 6.0), (timer, 7.0)) == []
     assert late(schedule, (timer, 6.0), (timer, 7.0)) == [8]
     assert late(schedule, (timer, 6.0), (replace(warn, message="groups: they are late"), 6.0), (timer, 7.0)) == [8]

@@ -105,3 +105,23 @@ async def test_what_the_matrix_counts_finds_a_lost_and_a_repeated_group(tmp_path
     for segment in (tmp_path / "trajectories").iterdir():
         segment.unlink()
     assert len(crash.payloads(tmp_path, 2)) == 3
+
+
+def test_a_kill_explains_the_end_of_a_run_only_before_it_began_or_over_one_groups_answers() -> None:
+    lost = "worker reward-0 was lost while it did score: signal SIGKILL; it is started again\n"
+    start = "failed: worker trainer ended while it started: signal SIGKILL (from outside: kill -9)\nwhat went wrong: paceline doctor RUN\n"
+    twice = "failed after 1 of 6 updates: group 3: two workers ended over it, the second so: worker reward-0 was lost: signal SIGKILL\n"
+    assert crash.explained(1, start, begun=False)
+    assert crash.explained(1, lost + twice, begun=True)
+    assert not crash.explained(1, start, begun=True), "a worker that is lost later is replaced"
+    assert not crash.explained(1, "the trainer is replaced and the run goes on from step-2\n" + start, begun=False), (
+        "and in a later life, too"
+    )
+    assert not crash.explained(1, lost + "failed: rule 1: group 3 ended twice\n", begun=True)
+    assert not crash.explained(1, lost + "KeyError: 3\n", begun=False)
+    assert not crash.explained(-signal.SIGSEGV, start, begun=False), "nobody kills a controller but the matrix, which knows it"
+
+
+def test_a_kind_of_worker_that_was_never_killed_is_missing_however_many_kills_there_were() -> None:
+    counted = {f"{who}, serial": 50 for who in crash.WHO} | {f"{who}, pipelined": 50 for who in crash.WHO[:3]}
+    assert crash.unseen(counted, ["serial", "pipelined"]) == [f"{crash.WHO[3]}, pipelined"]

@@ -30,7 +30,7 @@ def blocks(language: str) -> list:
 @pytest.mark.parametrize("code", blocks("python"))
 def test_a_python_block_of_the_documentation_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
+    exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("text", blocks("toml"))

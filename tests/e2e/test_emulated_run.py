@@ -10,6 +10,7 @@ import pytest
 
 from paceline.cli import wire
 from paceline.config.load import load
+from paceline.runtime.notices import read as read_notices
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import scale
@@ -35,6 +36,27 @@ def test_versions_overlap_on_emulated_workers_with_a_clean_audit(schedule: str, 
     assert len({len(line["ids"]) for line in trained}) > 100
     mixed = sum(len(set(line["version"])) > 1 for line in trained)
     assert (mixed == 0) == (schedule == "multiversion")
+
+
+def test_a_reward_that_raised_is_mended_and_the_run_goes_on_with_it(tmp_path: Path) -> None:
+    reward, raising = tmp_path / "reward.py", "    if len(calls.read_text()) > 40:\n        raise ValueError('no')\n"
+    source = f"from pathlib import Path\n\ncalls = Path({str(tmp_path / 'calls')!r})\n\n\ndef graded(completions, **columns):\n"
+    ends = "    with calls.open('a') as file:\n        file.write('.')\n    return [float(i % 2) for i in range(len(completions))]\n"
+    reward.write_text(source + ends.replace("    return", f"{raising}    return"))
+    costs = {"step_seconds": 0.01, "train_seconds": 1e-6, "load_seconds": 0.1, "publish_seconds": 0.1}
+    words = scale.overrides("serial", scale.parse([*SMALL, "--runs", str(tmp_path)]), costs)
+    config = load(
+        None, [*words, "run.updates=16", "run.checkpoint_every=8", "reward.0.kind=function", f"reward.0.function={reward}:graded"]
+    )
+    failed = wire.train(config)
+    assert not failed.ok
+    assert "reward graded raised ValueError" in failed.reason
+    assert [notice.message for notice in read_notices(tmp_path / "serial" / "notices.jsonl")] == ["task: 32 prompts of 32 rows"]
+    reward.write_text(source + ends)
+    said: list[str] = []
+    assert wire.train(config, resume=True, on_progress=lambda progress: said.append(progress.message)).ok
+    assert "rewards from here on are those of other files than before: reward.0.function, reward.py" in said
+    assert wire.audit(tmp_path / "serial").violations == ()
 
 
 def test_lengths_are_the_same_under_every_schedule_and_an_evaluation_runs_beside_training(tmp_path: Path) -> None:

@@ -96,6 +96,24 @@ def test_samples_are_found_by_text_reason_and_reward_and_open_with_what_was_foun
     assert found["none"] == "0 of 60"
 
 
+def test_a_wrong_answer_that_shaping_pays_well_is_not_shown_as_a_right_one(tmp_path: Path) -> None:
+    run = report_runs.simulated(tmp_path / "run")
+    (run / "trajectories").mkdir()
+    write(run / "trajectories", 1, 1, group(1, (1.0, 0.9, 0.1), ("", "", "")))
+    page = run / "report.html"
+    page.write_text(render(gather(run, 60)), encoding="utf-8")
+    script = """
+    const tones = [...document.querySelectorAll(".sample .reward")].map((n) => n.className), found = {};
+    const x = document.getElementById("which");
+    for (const { value } of x.options) { x.value = value; x.dispatchEvent(new window.Event("input")); found[value] = document.getElementById("found").textContent; }
+    return { tones, found };
+    """
+    told = ask(page, script)
+    assert told["tones"] == ["reward good", "reward bad", "reward bad"]
+    counts = {kind: int(text.split()[0]) for kind, text in told["found"].items()}
+    assert counts == {"": 3, "right": 1, "wrong": 2, "best": 2, "worst": 1, "cut": 0}
+
+
 HOSTILE = (
     "</script><script>parent.owned = window.owned = true</script>",
     "<img src=x onerror='window.owned = true'> &lt;b&gt; <!-- ]]>",

@@ -21,8 +21,8 @@ def paths(svg: str, kind: str) -> list[str]:
 def test_a_curve_goes_through_its_points_and_a_missing_value_is_a_gap() -> None:
     svg = charts.curves("t", [1, 2, 3, 4], [Series("a", [0.0, 1.0, math.nan, 0.5], 0)], share=True)
     (path,) = paths(svg, "l0")
-    assert path == "M44.0 150.0L146.7 8.0M352.0 79.0", (
-        "x over 308 pixels from 44, y over 142 from 150; after the gap the pen is put down anew"
+    assert path == "M50.0 150.0L150.7 8.0M352.0 79.0", (
+        "x over 302 pixels from 50, y over 142 from 150; after the gap the pen is put down anew"
     )
 
 

@@ -99,6 +99,7 @@ def test_a_killed_run_says_what_it_was_doing_and_how_to_go_on(tmp_path: Path) ->
     assert "died after" in told.output
     assert "trainer: forward, backward, optimizer step" in told.output
     assert "trainer: update 1 with groups (3, 0), for " in told.output
+    assert "0 of 6 updates done" in told.output, "one that is under way is not done"
     assert f"paceline train {run / 'config.toml'} --resume (it goes on from {run / 'checkpoints' / 'step-2'})" in told.output
 
 
@@ -129,7 +130,7 @@ def test_a_run_that_was_asked_to_leave_needs_nobody(tmp_path: Path) -> None:
     run = keep(tmp_path / "run", chosen, Resume(), records)
     found = diagnose(run)
     assert (found.state, found.healthy) == ("left", True)
-    assert "asked: continue it with --resume" in found.headline
+    assert "asked; it goes on with paceline train" in found.headline
 
 
 def test_a_run_that_never_decided_anything_is_starting_while_its_process_lives(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_reward_errors_skipped_updates_and_groups_that_were_given_up_are_told_wi
     found = troubles(
         c.Materialize(1, 4, (0, 1)), e.CommandFailed(1, "reward math raised on row 9"), c.Terminal(2, 4, "failed", "could not be rewarded"),
         c.Dispatch(3, (5, 6), True, 2, (5, 6), (0, 0)), e.DispatchConsumed(3), e.UpdateFinished(3, 2, applied=False),
-        c.Terminal(4, 7, "filtered", "all outcomes are equal"), c.Warn(5, "groups: rollout has owed the trainer groups [1] for 9.0 s"),
+        c.Terminal(4, 7, "filtered", "all outcomes are equal"), c.Warn(5, "groups: rollout has owed groups [1] to the trainer for 9.0 s"),
         c.Evaluate(6, 1, 2), e.CommandFailed(6, "no instance"),
     )  # fmt: skip
     assert {what: finding.details for what, finding in found.items()} == {
@@ -279,6 +280,6 @@ def test_reward_errors_skipped_updates_and_groups_that_were_given_up_are_told_wi
         "1 group could not be judged": ("group 4: reward math raised on row 9",),
         "1 group given up, untrained": ("1 x could not be rewarded: 4",),
         "1 command failed": ("at 9.0 s, evaluation, version 1 at update 2: no instance",),
-        "1 warning from the machine, the last of them": ("at 7.0 s: groups: rollout has owed the trainer groups [1] for 9.0 s",),
+        "1 warning from the machine, the last of them": ("at 7.0 s: groups: rollout has owed groups [1] to the trainer for 9.0 s",),
         "1 group filtered, untrained": ("1 x all outcomes are equal: 7",),
     }

@@ -111,7 +111,7 @@ def test_a_whole_run_shows_learning_evaluations_samples_and_times_of_its_ledger(
     assert {"Reward", "Entropy", "Evaluation", "Staleness", "Rollout speed", "Trainer waiting ratio"} <= set(
         re.findall(r"<b>([^<]+)</b>", text)
     )
-    assert len(gathered.evaluations) == len({row["update"] for row in gathered.evaluations}) > 2
+    assert len(gathered.evaluations) == len({row.update for row in gathered.evaluations}) > 2
 
 
 def test_the_table_of_evaluations_names_the_updates(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_table_of_evaluations_names_the_updates(tmp_path: Path) -> None:
     made_runs.write(run, made_runs.schedule(12, 2), made_runs.world())
     text = render(gather(run, 0))
     rows = re.findall(r"<tr><td>([^<]*)</td><td>(\d+)</td><td>200</td>", text)
-    assert [int(update) for update, _ in rows] == [row["update"] for row in gather(run, 0).evaluations]
+    assert [int(update) for update, _ in rows] == [row.update for row in gather(run, 0).evaluations]
     assert "method" not in text
 
 
@@ -260,3 +260,27 @@ def test_reporting_and_diagnosing_load_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+ODD = [
+    b"", bytes(range(128, 256)), b"\0" * 512, b"[" * 100_000, b"9" * 5000, b"[]", b"7", b"null", b"{}",
+    b'{"axis": "update", "step": "7", "lineage": 1}', b'{"axis": [], "step": 7, "lineage": 1}', b'{"axis": "update", "step": 7, "lineage": null}',
+    b'{"lineage": [], "update": 1}', b'{"lineage": 1, "update": 1}',
+    b'{"lineage": 1, "update": 1, "version": 1, "problems": 1, "greedy": 1, "sampled": null, "parsed": null, "pass_at": {}}',
+    b'{"lineage": 1, "time": "", "update": 1, "message": "m", "odd": 1}',
+]  # fmt: skip
+"""Lines that a disk, a crash or another program may leave."""
+
+
+def test_an_odd_line_in_a_file_of_lines_is_passed_over_or_told_by_file_and_number(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made_runs.write(run, made_runs.schedule(2, 1, 2), made_runs.world())
+    assert (run / "eval.jsonl").is_file()
+    for name in ("metrics.jsonl", "eval.jsonl", "notices.jsonl"):
+        whole = (run / name).read_bytes() if (run / name).is_file() else b""
+        for line in ODD:
+            (run / name).write_bytes(whole + line + b"\n")
+            for done in (report(run), CliRunner().invoke(app, ["doctor", str(run)])):
+                assert done.exception is None or isinstance(done.exception, SystemExit), (name, line[:80], done.exception)
+                assert done.exit_code in (0, 1) or f"{name} line {1 + whole.count(10)}: not a line of" in done.stderr, (name, line[:80])
+        (run / name).write_bytes(whole)

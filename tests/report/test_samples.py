@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from paceline.core.commands import Dispatch
 from paceline.core.schedule import Resume, Schedule
@@ -89,6 +90,21 @@ def test_a_damaged_segment_is_named_and_the_others_are_shown(tmp_path: Path) -> 
     chosen = select(tmp_path, [Life(lineage(1), 99)], 9)
     assert (chosen.count, len(chosen.samples)) == (1, 1)
     assert [line.split(":")[0] for line in chosen.unreadable] == ["001-update-000002-9.parquet"]
+
+
+def test_a_segment_whose_texts_alone_are_damaged_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    for update in (1, 2):
+        write(tmp_path, 1, update, group(update, (1.0,), ("",), text="4" * 100))
+    damaged = tmp_path / "001-update-000002-2.parquet"
+    columns = pq.read_metadata(damaged).row_group(0)
+    (text,) = [columns.column(i) for i in range(columns.num_columns) if columns.column(i).path_in_schema == "text"]
+    content = bytearray(damaged.read_bytes())
+    start = text.dictionary_page_offset or text.data_page_offset
+    content[start : start + text.total_compressed_size] = bytes(text.total_compressed_size)
+    damaged.write_bytes(content)
+    chosen = select(tmp_path, [Life(lineage(1), 99)], 9)
+    assert [sample["update"] for sample in chosen.samples] == [1]
+    assert [line.split(":")[0] for line in chosen.unreadable] == [damaged.name]
 
 
 def test_no_directory_and_no_samples_asked_for_give_none(tmp_path: Path) -> None:

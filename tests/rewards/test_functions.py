@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,36 @@ def test_an_async_function_that_is_late_is_an_error_naming_function_and_row() ->
         values(reward, "a", "b")
 
 
+def test_an_async_function_that_blocks_its_loop_is_waited_for_as_a_sync_one_is() -> None:
+    """Whoever gave it up would leave the loop blocked for the groups after it; its worker's deadline ends the whole process."""
+    over: list[bool] = []
+
+    async def blocking(completions: list[str]) -> list[float]:
+        time.sleep(0 if over else 1.2)
+        over.append(True)
+        return [1.0]
+
+    reward = FunctionReward(blocking, timeout_s=0.05)
+    with pytest.raises(RewardError, match=r"no answer within 0.05 s"):
+        values(reward, "a")
+    assert over == [True]
+    assert values(reward, "a") == [1.0]
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt("3"), asyncio.CancelledError("3")])
+def test_what_would_end_a_process_or_a_task_is_an_exception_of_the_function(raised: BaseException) -> None:
+    async def later(completions: list[str]) -> list[float]:
+        raise raised
+
+    def at_once(completions: list[str]) -> list[float]:
+        raise raised
+
+    async_only = isinstance(raised, asyncio.CancelledError)
+    for function in (later,) if async_only else (later, at_once):
+        with pytest.raises(RewardError, match=rf"raised {type(raised).__name__} on row 7 of sums \(group 5, sample 0\): "):
+            values(FunctionReward(function), "a")
+
+
 def test_none_means_not_applicable() -> None:
     def reward(completions: list[str]) -> list[float | None]:
         return [None if c == "skip" else 1.0 for c in completions]
@@ -279,9 +311,29 @@ def test_functions_are_found_in_files_and_modules(tmp_path: Path) -> None:
             resolve(reference)
 
 
+def test_a_function_finds_what_lies_beside_its_file_and_a_module_may_lie_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside_a_reward_of_a_test.py").write_text("VALUE = 3.0\n")
+    own = "from beside_a_reward_of_a_test import VALUE\ndef reward(completions): return [VALUE for _ in completions]\n"
+    (tmp_path / "sub" / "mine.py").write_text(own)
+    (tmp_path / "module_of_a_test.py").write_text("def reward(completions): return [4.0 for _ in completions]\n")
+    assert resolve("sub/mine.py:reward")(completions=["a"]) == [3.0]
+    assert resolve("module_of_a_test:reward")(completions=["a"]) == [4.0]
+
+
 def test_a_file_that_cannot_be_loaded_is_a_configuration_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
-    path.write_text("import no_such_module_here")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="no_such_module_here"):
-            resolve(f"{path}:reward")
+    for content, message in (
+        ("import no_such_module_here", "No module named 'no_such_module_here'"),
+        ("def f(:", "invalid syntax"),
+        ("\nopen('no such file')", r"FileNotFoundError: .* \(broken.py line 2\)"),
+        ("raise SystemExit(4)", r"SystemExit: 4 \(broken.py line 1\)"),
+    ):
+        path.write_text(content)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=rf"broken.py:reward': cannot load .*broken.py: .*{message}"):
+                resolve(f"{path}:reward")

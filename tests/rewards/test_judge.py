@@ -168,7 +168,13 @@ def test_bad_golds_are_found_before_anything_is_generated() -> None:
 
 def test_a_long_list_of_bad_golds_is_cut_and_counted() -> None:
     with pytest.raises(RewardError, match=r"15 rows cannot be judged(?s:.*)\.\.\. and 5 more$"):
-        check(MemoryTask([("q", "x")] * 15))
+        check(MemoryTask([("q", f"x{i}") for i in "abcdefghijklmno"]))
+
+
+def test_what_is_wrong_with_many_rows_alike_is_said_once_with_the_rows() -> None:
+    rows = r"rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 5 more of memory, reward numeric: gold 'x'.*\nrows 15, 17 of memory, .*gold 'y'[^\n]*$"
+    with pytest.raises(RewardError, match=f"^17 rows cannot be judged:\n{rows}"):
+        check(MemoryTask([*[("q", "x")] * 15, ("q", "y"), ("q", "4"), ("q", "y")]))
 
 
 def test_the_own_scorer_of_a_task_judges_what_stands_in_the_answer_tag() -> None:
@@ -230,7 +236,7 @@ def test_a_worker_body_scores_and_checks_and_names_plug_in_and_row(tmp_path: Pat
     group = pickle.loads(pickle.dumps(good.call("score", prompt(), samples("4", "5"))))
     assert group.rewards == (1.0, 0.0)
     assert good.call("check", [prompt()]) is None
-    with pytest.raises(RewardError, match="1 rows cannot be judged"):
+    with pytest.raises(RewardError, match="1 row cannot be judged"):
         good.call("check", [prompt("x")])
     with pytest.raises(RewardError, match="not 'scoer'"):
         good.call("scoer")

@@ -165,6 +165,14 @@ def test_a_function_that_requires_what_its_convention_does_not_offer_is_refused_
         FunctionReward(compute_score, signature="verl").check(prompt())
 
 
+def test_a_function_of_another_convention_is_answered_with_its_name() -> None:
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+        return 0.0
+
+    with pytest.raises(RewardError, match=r"requires data_source, solution_str, ground_truth; .*is it written for signature = 'verl'\?"):
+        FunctionReward(compute_score).check(prompt())
+
+
 def test_the_signature_is_a_setting_of_the_configuration(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(

@@ -164,7 +164,7 @@ def fill(path: Path) -> None:
 
 
 class JudgeOf:
-    """Rewards by the length of the answer, equal ones for all groups or for those of one row; raises or hangs on a group of training, or dies on one, only the first time if `once` is given."""
+    """Rewards by the length of the answer, equal ones for all groups or for those of one row; raises or hangs on a group of training, or dies on one, only the first time if `once` is given. Dies while it checks the rows, once, when the file `after` is there."""
 
     def __init__(
         self,
@@ -175,8 +175,9 @@ class JudgeOf:
         dies_on: int | None = None,
         once: str = "",
         equal_on: int | None = None,
+        after: str = "",
     ) -> None:
-        self.equal_on = equal_on
+        self.equal_on, self.after = equal_on, after
         self.dies_on, self.once = dies_on, once
         self.raises_on, self.hangs_on, self.equal, self.rounding = raises_on, hangs_on, equal, rounding
 
@@ -184,6 +185,8 @@ class JudgeOf:
         return {"score": self.score, "check": self.check}[method](*arguments)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
+        if self.after and Path(self.after).exists() and Once(f"{self.after}-too"):
+            raise SystemExit(9)
         for prompt in prompts:
             if prompt.gold == "bad":
                 raise RewardError(f"row {prompt.row} of {prompt.task}: gold 'bad'")
@@ -212,6 +215,6 @@ class JudgeOf:
 
 def judge(
     raises_on: int | None = None, hangs_on: int | None = None, equal: bool = False, rounding: bool = False, dies_on: int | None = None,
-    once: str = "", equal_on: int | None = None,
+    once: str = "", equal_on: int | None = None, after: str = "",
 ) -> WorkerBody:  # fmt: skip
-    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once, equal_on)
+    return JudgeOf(raises_on, hangs_on, equal, rounding, dies_on, once, equal_on, after)

@@ -1,6 +1,13 @@
+import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -9,7 +16,7 @@ from runtime_builders import schedule
 from paceline.core.commands import Publish, RequestPrompts, Stop
 from paceline.core.events import Published, Started
 from paceline.core.schedule import Resume
-from paceline.runtime.ledger import Ledger, LedgerReader, unused
+from paceline.runtime.ledger import Ledger, LedgerReader, last_checkpoint, unused
 from paceline.types.errors import CheckpointError, LedgerError
 
 SCHEDULE = schedule(deadlines=(("admit", 60.0),))
@@ -86,6 +93,42 @@ def test_a_damaged_ledger_is_refused_by_name(tmp_path: Path) -> None:
         LedgerReader(path).lineages()
 
 
+@pytest.mark.parametrize("how", ["deleted", "exchanged"])
+def test_a_ledger_that_was_taken_away_under_its_run_takes_no_more_rows(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.open_lineage(SCHEDULE, Resume(), None, "")
+    ledger.append("event", 0.0, Started())
+    ledger.commit()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    if how == "exchanged":
+        Ledger(path).close()
+    ledger.append("event", 1.0, Started())
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: was deleted or exchanged while the run went on"):
+            ledger.commit()
+
+
+def test_a_ledger_whose_schema_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    Ledger(path).close()
+    content = bytearray(path.read_bytes())
+    content[content.index(b"NOT NULL") + 4] = 0xD1
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: 'utf-8' codec can't decode"):
+        LedgerReader(path).lineages()
+    assert not unused(path)
+
+
+def test_a_ledger_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.mkdir()
+    for opens in (last_checkpoint, Ledger, LedgerReader):
+        with pytest.raises(LedgerError, match=r"ledger\.sqlite: "):
+            opens(path)
+
+
 def test_reading_where_no_ledger_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no ledger"):
         LedgerReader(tmp_path / "ledger.sqlite")
@@ -120,3 +163,37 @@ def test_a_ledger_is_read_in_a_directory_of_any_name(name: str, tmp_path: Path) 
     reader = LedgerReader(path)
     assert [record.value for record in reader.records(1)] == [Started()]
     reader.close()
+
+
+@pytest.fixture
+def foreign() -> Iterator[Path]:
+    """A directory that everybody may look into."""
+    with tempfile.TemporaryDirectory() as home:
+        yield Path(home)
+        os.chmod(home, 0o700)
+
+
+def nobody() -> None:
+    if os.geteuid() == 0:  # who may write everywhere
+        os.setuid(65534)
+
+
+def read_by(path: Path) -> list[str]:
+    with closing(LedgerReader(path)) as reader:
+        return [f"{record.value}" for record in reader.records(1)]
+
+
+def test_a_ledger_is_read_where_nothing_may_be_written_unless_a_writer_left_records_beside_it(tmp_path: Path, foreign: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.open_lineage(SCHEDULE, Resume(), None, "now")
+        ledger.append("event", 0.0, Started())
+        ledger.commit()
+        shutil.copy(tmp_path / "ledger.sqlite", foreign / "left")
+        shutil.copy(tmp_path / "ledger.sqlite-wal", foreign / "left-wal")
+    shutil.copy(tmp_path / "ledger.sqlite", foreign / "whole")
+    foreign.chmod(0o555)
+    with ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=nobody) as stranger:
+        assert stranger.submit(read_by, foreign / "whole").result() == [str(Started())]
+        assert not stranger.submit(unused, foreign / "whole").result()
+        with pytest.raises(LedgerError, match=r"left: (unable to open database file|attempt to write a readonly database)"):
+            stranger.submit(read_by, foreign / "left").result()

@@ -10,11 +10,12 @@ from runtime_builders import SCHEDULES, schedule, scheduled
 from runtime_runs import Lived
 
 from paceline.core.commands import Dispatch
+from paceline.report.doctor import diagnose
 from paceline.report.lives import lives_of
 from paceline.runtime.audit import audit
 from paceline.runtime.ledger import LedgerReader
 from paceline.runtime.rundir import Origin, RunDir, read_origin
-from paceline.types.errors import CheckpointError, TrainerLost
+from paceline.types.errors import CheckpointError, ConfigError, TrainerLost, WorkerLost
 from paceline.types.progress import Progress
 
 
@@ -71,6 +72,19 @@ async def test_a_trainer_that_is_lost_again_while_it_restores_counts_as_lost_aga
     assert surviving(tmp_path / "run") == list(range(8))
     clean(tmp_path / "run", 3)
     assert len(run.notices()) == 2
+
+
+async def test_another_worker_that_is_lost_while_a_later_life_starts_begins_one_more(tmp_path: Path) -> None:
+    died = str(tmp_path / "died")
+    trainer, judge = {"dies_in": {"step": (3, died)}}, {"after": died}
+    run = Lived(tmp_path / "run", schedule(total_updates=4, checkpoint_every=1), trainer=trainer, judge=judge)
+    assert (await run.go()).ok
+    assert surviving(tmp_path / "run") == list(range(8))
+    clean(tmp_path / "run", 3)
+    assert "while it did check\nall workers are replaced and the run goes on from step-2" in run.notices()[-1]
+    first = Lived(tmp_path / "first", schedule(), judge=judge | {"after": str(tmp_path)})
+    with pytest.raises(WorkerLost, match="check"):
+        await first.go()
 
 
 async def test_without_a_checkpoint_the_run_begins_again_and_says_what_that_costs(tmp_path: Path) -> None:
@@ -158,6 +172,24 @@ async def test_the_checkpoint_before_a_damaged_one_is_taken_and_both_are_named(t
     report = audit(tmp_path / "ledger.sqlite")
     assert report.violations == ()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["damaged-step-3", "step-4", "step-5"]
+
+
+async def test_a_run_whose_checkpoints_are_gone_is_refused_and_never_begins_again_by_itself(tmp_path: Path) -> None:
+    plan = schedule(total_updates=4, checkpoint_every=2)
+    assert (await Lived(tmp_path, schedule(total_updates=2, checkpoint_every=2)).go()).ok
+    elsewhere = tmp_path.with_name("elsewhere")
+    (tmp_path / "checkpoints").rename(elsewhere)
+    gone = r"checkpoints: holds no checkpoint, and the ledger says that step-2 was written"
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=gone):
+            await Lived(tmp_path, plan, resume=True).go()
+    assert any("its last checkpoint, step-2, is gone" in fact for fact in diagnose(tmp_path).facts)
+    with pytest.raises(ConfigError, match=r"continue it from step-2, once that is put back"):
+        RunDir(tmp_path).open(resume=False)
+    (tmp_path / "checkpoints").rmdir()
+    elsewhere.rename(tmp_path / "checkpoints")
+    assert (await Lived(tmp_path, plan, resume=True).go()).ok
+    assert surviving(tmp_path) == list(range(8))
 
 
 async def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_never_begins_again_by_itself(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from paceline.core.schedule import Resume
 from paceline.durable import sealed
 from paceline.runtime.ledger import Ledger
+from paceline.runtime.notices import Notices
 from paceline.runtime.rundir import FOLLOWS, Origin, ResumeInfo, RunDir, check_identity, read_origin, read_resume
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
@@ -59,12 +61,12 @@ def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_
         opened(tmp_path / "empty", resume=True)
     assert not (tmp_path / "empty").exists(), "a misspelt name leaves nothing behind"
     (tmp_path / "ledger.sqlite").touch()
-    with pytest.raises(ConfigError, match=r"continue it with --resume \(from its beginning, it has no checkpoint yet\)"):
+    with pytest.raises(ConfigError, match="continue it from its beginning, it has no checkpoint yet: paceline train"):
         opened(tmp_path)
     rundir = opened(tmp_path, resume=True)
     seal(rundir, 8)
     rundir.close()
-    with pytest.raises(ConfigError, match=r"continue it with --resume \(from step-8\)"):
+    with pytest.raises(ConfigError, match=f"continue it from step-8: paceline train {tmp_path}/config.toml --resume; or choose"):
         opened(tmp_path)
 
 
@@ -245,21 +247,40 @@ def test_what_a_fingerprint_cannot_say_is_explained_and_what_follows_from_it_is_
     with pytest.raises(CheckpointError) as caught:
         check_identity(saved, {FOLLOWS: "A", "contents of task t": "B", "task.t.path": "new.jsonl"}, tmp_path, words)
     assert str(caught.value).splitlines()[1:-1] == ["  contents of task t: row 4 changed", "  task.t.path: old.jsonl -> new.jsonl"]
+    with pytest.raises(CheckpointError) as caught:
+        check_identity(saved, {FOLLOWS: "A", "contents of task u": "b", "task.u.path": "u.jsonl"}, tmp_path, words)
+    assert str(caught.value).splitlines()[2:-1] == ["  contents of task u: None -> b"], "and not each key of either task"
     with pytest.raises(CheckpointError, match=f"  {FOLLOWS}: in another way"):
         check_identity(saved, {**saved, FOLLOWS: "A"}, tmp_path, words)
     with pytest.raises(CheckpointError, match="  contents of task t: b -> B"):
         check_identity(saved, {**saved, "contents of task t": "B"}, tmp_path, {"contents of task t": lambda: ""})
 
 
-def test_a_run_that_failed_while_it_started_leaves_the_directory_free(tmp_path: Path) -> None:
+def test_a_run_that_failed_while_it_started_leaves_the_directory_free_and_its_error_is_not_the_next_ones(tmp_path: Path) -> None:
     first = RunDir(tmp_path / "run")
     first.open(resume=False)
     Ledger(first.ledger).close()
+    Notices(first.notices, 1).add("a reward that does not fit the rows", fatal=True)
     first.close()
     again = RunDir(tmp_path / "run")
     again.open(resume=False)
     assert not again.ledger.exists()
+    assert not again.notices.exists(), "the next run has lineage 1, too"
     again.close()
+
+
+def test_a_run_whose_directory_was_deleted_takes_nothing_from_the_run_that_was_begun_in_its_place(tmp_path: Path) -> None:
+    first = opened(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    first.close()
+    first = opened(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    second = opened(tmp_path / "run")
+    (second.weights / "version-1.safetensors").touch()
+    first.close()
+    assert (second.weights / "version-1.safetensors").exists()
+    second.close()
+    assert not second.weights.exists()
 
 
 def test_weights_that_engines_were_sent_go_with_the_run(tmp_path: Path) -> None:

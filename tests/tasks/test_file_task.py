@@ -154,6 +154,10 @@ def test_a_nested_column_is_reached_by_its_path(tmp_path: Path) -> None:
         assert read(path, gold_column="reward_model.ground_truth").prompt(0).gold == "7"
         with pytest.raises(DataError, match=r"column 'reward_model.gold': missing"):
             read(path, gold_column="reward_model.gold")
+        with pytest.raises(DataError, match=r"no column 'answer' \(task.gold_column\): set task.gold_column = 'reward_model.ground_truth'"):
+            read(path, gold_column="answer")
+        with pytest.raises(DataError, match=r"column 'reward_model': holds ground_truth; name one of them after a dot"):
+            read(path, gold_column="reward_model")
 
 
 def test_an_integer_of_five_thousand_digits_is_read(tmp_path: Path) -> None:
@@ -182,9 +186,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ("a.csv", "x", "expected a file ending"),
         ("a.parquet", "x", "not a readable Parquet file"),
         ("a.jsonl", "", "columns present: none"),
+        ("a.jsonl", '[{"prompt": "a", "answer": "1"}]\n', r"a.jsonl: no line of it is a JSON object: a.jsonl line 1: list instead of"),
+        ("a.jsonl", '{"prompt": "a", "answer": "1"}\n'.encode("utf-16"), r"a.jsonl: no line of it .* a.jsonl line 1: not UTF-8 at byte 0"),
     ):
         path = tmp_path / name
-        path.write_text(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises((DataError, ConfigError), match=message):
             read(path)
 
@@ -295,7 +301,7 @@ def test_what_is_no_single_saved_dataset_is_refused_with_what_to_do(tmp_path: Pa
     (cut / "data-00000-of-00001.arrow").write_bytes(b"ARROW")
     for path, message in (
         (both, "several datasets; name one of them: test, train"),
-        (tmp_path / "empty", "no dataset that save_to_disk wrote: state.json"),
+        (tmp_path / "empty", "holds no file that ends in .jsonl, .ndjson, .parquet, and is no dataset"),
         (saved(tmp_path / "mapped", table, _indices_files=[{"filename": "i.arrow"}]), "flatten_indices"),
         (cut, "data-00000-of-00001.arrow: not a readable Arrow file"),
         (saved(tmp_path / "other", table.rename_columns(["question", "answer"])), "set task.prompt_column = 'question'"),

@@ -215,6 +215,31 @@ def test_a_service_that_hangs_delays_the_run_by_no_more_than_its_deadline(tmp_pa
     release.set()
 
 
+def test_a_mirror_that_was_given_up_sends_nothing_behind_the_one_of_the_next_life(tmp_path: Path) -> None:
+    """A lost trainer begins another life in the same process, whatever still hangs of the one before."""
+    service, release, hung = Service(), threading.Event(), threading.Event()
+
+    def _hang(axis: str, step: int) -> None:
+        if threading.current_thread() is run.mirror._thread and step == 2:
+            hung.set()
+            release.wait(60)
+
+    service.fails = _hang
+    run = Run(tmp_path, service, close_s=0.05)
+    run.log(*(("update", step) for step in range(1, 6)))
+    assert hung.wait(20)
+    run.close()
+    again = Run(tmp_path, service)
+    again.log(("update", 6))
+    until(lambda: len(service.rows) == 6)
+    release.set()
+    run.mirror._thread.join(20)
+    again.close()
+    assert [step for _, step, _ in service.rows] == [1, 2, 3, 4, 5, 6]
+    position = json.loads((tmp_path / "service.json").read_text())
+    assert (position["sent"], position["refused"]) == ((tmp_path / "metrics.jsonl").stat().st_size, 0)
+
+
 def test_a_killed_run_loses_no_row_and_a_line_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
     """What the kill leaves: rows in the file, the position somewhere before their end, half a line."""
     service = Service()

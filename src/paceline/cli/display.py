@@ -102,7 +102,8 @@ class History:
         if len(self.rewards) > 1:
             few = min(5, len(self.rewards) // 2)
             first, last = fmean(self.rewards[:few]), fmean(self.rewards[-few:])
-            lines.append(f"reward {first:.3f} -> {last:.3f} (first and last {few} updates)  {sparkline(self.rewards)}")
+            which = "first and last" + (f" {few} updates" if few > 1 else "")
+            lines.append(f"reward {first:.3f} -> {last:.3f} ({which})  {sparkline(self.rewards)}")
         if len(self.evaluations) > 1:
             before, after = self.evaluations
             values = (f"{name.removeprefix('eval/')} {before[name]:.3f} -> {value:.3f}" for name, value in after.items() if name in before)

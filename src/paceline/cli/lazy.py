@@ -23,6 +23,9 @@ class Wire(Protocol):
     def check_data(self, config: Config) -> None:
         """Raise for a task's file that cannot be read or lacks a column."""
 
+    def check_rewards(self, config: Config) -> None:
+        """Raise for a reward function that is not where the configuration says."""
+
     def evaluate(self, config: Config, model: str, *, on_progress: OnProgress) -> EvalResult:
         """Score a model, or the last model of a run, on `eval.task`."""
 

@@ -23,12 +23,13 @@ from paceline.cli.lazy import reports, wire
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
-from paceline.config.checks import ensure_scorable, warnings
+from paceline.config.checks import warnings
 from paceline.config.faults import refuse
 from paceline.config.inspect import ModelShape, missing_files, model_shape, task_rows, task_sections
 from paceline.config.load import load
 from paceline.config.plan import plan as make_plan
 from paceline.config.schema import Config
+from paceline.config.scoring import only_scoring
 from paceline.native import machine
 from paceline.timeline.range import Range
 from paceline.trackers.link import GIVEN_UP
@@ -103,9 +104,8 @@ def evaluate(
     Greedy, sampled and pass@k, with 95 % intervals.
     """
     with _told():
-        settings = load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())])
+        settings = only_scoring(load(_eval_config(model, config), [*(overrides or ()), *(set_ or ())]))
         _present(settings)
-        ensure_scorable(settings)
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
             result = wire().evaluate(settings, model, on_progress=show)
@@ -204,11 +204,18 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
     files = [word for word in words if not _is_override(word)]
     if len(files) > 1 or (files and words[0] != files[0]):
         raise ConfigError(f"{files[-1]}: expected key=value; one configuration file may come first")
-    config = load(Path(files[0]) if files else None, [*words[len(files) :], *(settings or ())])
+    overrides = [*words[len(files) :], *(settings or ())]
+    config = load(Path(files[0]), _at_home(Path(files[0]), overrides)) if files else load(None, overrides)
     _present(config)
     for warning in (*warnings(config), *_lacking(config)):
         typer.echo(f"warning: {warning}", err=True)
     return config
+
+
+def _at_home(file: Path, overrides: Sequence[str]) -> list[str]:
+    """The overrides; before them, for a run's own file, where the run lies now: its directory may have been moved."""
+    lies = (file.parent / "ledger.sqlite").is_file() and load(file, overrides).run.dir
+    return [f"run.dir={file.parent}", *overrides] if lies and Path(lies).resolve() != file.parent.resolve() else list(overrides)
 
 
 def _present(config: Config) -> None:
@@ -233,6 +240,8 @@ def _eval_config(model: str, config: Path | None) -> Path:
 def _print_plan(config: Config) -> None:
     if any(task.kind == "file" for task in task_sections(config).values()):
         wire().check_data(config)
+    if any(reward.function is not None for reward in config.reward):
+        wire().check_rewards(config)
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140

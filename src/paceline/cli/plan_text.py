@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline.config.memory import Memory
+from paceline.config.memory import SYMBOLS, Memory
 from paceline.config.plan import Plan
 from paceline.core.presets import traits
 from paceline.core.schedule import AUTO, Schedule
@@ -124,4 +124,4 @@ def _memory(items: tuple[Memory, ...]) -> RenderableType:
         table.add_row(Text(process, style="bold"), f"{sum(part.bytes for part in parts) / 1e6:,.0f}", "each" if process == "engine" else "")
         for part in parts:
             table.add_row(f"  {part.what}", f"{part.bytes / 1e6:,.0f}", Text(part.formula))
-    return table
+    return Group(table, Text(), Text("; ".join(f"{letter} {meaning}" for letter, meaning in SYMBOLS.items())))

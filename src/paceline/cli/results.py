@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.display import plain
+from paceline.runtime.rundir import RunDir
 from paceline.types.results import AuditReport, EvalResult, Outcome, Share
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -23,7 +24,7 @@ def way_on(run: str) -> list[str]:
     place = shlex.quote(run)
     return [
         f"what went wrong: paceline doctor {place}",
-        f"what lies in {place} stays usable; when the cause is mended: paceline train {place}/config.toml --resume",
+        f"what lies in {place} stays usable; when the cause is mended: {RunDir(Path(run)).way_on}",
     ]
 
 
@@ -39,7 +40,7 @@ def tell_outcome(outcome: Outcome, summary: Sequence[str], run: str, out: Consol
         for line in way_on(run):
             plain(err, line)
     elif outcome.resumable and (outcome.update < outcome.total or outcome.interrupted):
-        plain(out, "continue it with --resume")
+        plain(out, f"continue it: {RunDir(Path(run)).way_on}")
     return INTERRUPTED if outcome.interrupted else DONE if outcome.ok else FAILED
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
 from paceline.config.changes import changes
-from paceline.config.checks import ensure, ensure_scorable, reward_name, task_name, training_tasks
+from paceline.config.checks import ensure, reward_name, task_name, training_tasks
 from paceline.config.inspect import task_sections
 from paceline.config.load import dump
 from paceline.config.memory import kv_tokens_needed
 from paceline.config.plan import reward_deadline
 from paceline.config.plan import schedule as make_schedule
 from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
+from paceline.config.scoring import only_scoring
 from paceline.core.evaluation import summarize
 from paceline.ports.pool import WorkerBody, WorkerSpec
 from paceline.runtime.audit import audit as audit_ledger
@@ -34,7 +35,7 @@ from paceline.runtime.ledger import Ledger, LedgerReader, unused
 from paceline.runtime.lives import Lives
 from paceline.runtime.notices import Notices
 from paceline.runtime.process import ProcessPool
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, read_origin, read_resume, write_durably
+from paceline.runtime.rundir import EXPLAINS, FOLLOWS, ORIGIN, Origin, RunDir, mended, read_origin, read_resume, write_durably
 from paceline.runtime.session import Lineage, Session, Settings, Workers
 from paceline.runtime.solo import evaluate_alone
 from paceline.tasks.changes import changed_rows
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 PROBLEMS = "problems of the evaluation"
+"""What `rows.json` calls them, beside the names of tasks."""
 KERNELS = "compiled kernels"
 """Part of a deterministic run's identity."""
-"""What `rows.json` calls them, beside the names of tasks."""
 
 
 def train(
@@ -85,7 +86,7 @@ def evaluate(config: Config, model: str, *, on_progress: OnProgress = lambda pro
 
     Raises ConfigError where there is nothing to score: no `eval.task`, a run without a model, an emulated engine.
     """
-    ensure_scorable(config)
+    config = only_scoring(config)
     run = RunDir(Path(model))
     if run.ledger.is_file() and not run.model.is_dir():
         raise ConfigError(f"{model}: the run has written no model yet")
@@ -137,17 +138,17 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
     data = await _load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
-    workers = _bound(workers, data.contents.get(KERNELS, ""))
+    workers = _bound(workers, data.contents)
     task, schedule, trackers_of = data.task, make_schedule(config), partial(tracking.trackers, config, rundir)
-    for line in _counted(task):
-        on_progress(Progress(0, config.run.updates, {}, "data", line))
-    parts = _parts(config, task)
-    lives = Lives(rundir, schedule, _identity(config, task, data.contents), config.pool.trainer_restarts, _explained(rundir, parts))
+    parts, identity = _parts(config, task), _identity(config, task, data.contents)
+    lives = Lives(rundir, schedule, identity, config.pool.trainer_restarts, _explained(rundir, parts))
     rows = {name: part.digests for name, part in parts.items()}
     if data.problems:
         rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
+    for line in _counted(task):
+        lives.tell(line)
     if not unused(rundir.ledger):
-        _tell_changes(lives, rundir, config, rows)
+        _tell_changes(lives, rundir, config, rows, identity)
     write_durably(rundir.config, dump(config).encode())
     write_durably(rundir.rows, json.dumps(rows).encode())
     notices = Notices(rundir.notices, 0)
@@ -188,11 +189,14 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     )
 
 
-def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]]) -> None:
-    """Where a resume goes on, and with which other settings and problems than before."""
+def _tell_changes(lives: Lives, rundir: RunDir, config: Config, rows: Mapping[str, Mapping[int, str]], identity: Mapping[str, str]) -> None:
+    """Where a resume goes on, and with which other settings, rewards and problems than before."""
     other = changes(rundir.config, config)
-    begins = "goes on" if lives.start.checkpoint is not None else "no checkpoint was written yet: begins again"
+    checkpoint = lives.start.checkpoint
+    begins = f"goes on from {checkpoint.name}" if checkpoint is not None else "no checkpoint was written yet: begins again"
     lives.tell(f"{begins}{' with other settings: ' if other else ''}{'; '.join(other)}")
+    if lives.start.info is not None and (files := mended(lives.start.info.identity, identity)):
+        lives.tell(f"rewards from here on are those of other files than before: {'; '.join(files)}")
     if problems := _other_problems(rundir, rows.get(PROBLEMS, {})):
         lives.tell(problems)
 
@@ -378,15 +382,21 @@ def _rollout_specs(config: Config) -> tuple[WorkerSpec, ...]:
     )
 
 
-def _bound(workers: Workers, kernels_name: str) -> Workers:
-    """Workers whose engines and trainer of this module compute by these kernels only."""
+def _bound(workers: Workers, contents: Mapping[str, str]) -> Workers:
+    """Workers of this module bound to what the run is made of, whenever they are started: engines and trainer to these kernels, rewards to
+    the files of their functions."""
+    kernels_name = {"kernels_name": contents.get(KERNELS, "")}
+    own: dict[str, dict[str, Any]] = {
+        f"{__name__}:{rollout_body.__name__}": kernels_name,
+        f"{__name__}:{trainer_body.__name__}": kernels_name,
+        f"{__name__}:{reward_body.__name__}": {"before": contents},
+    }
 
     def bound(spec: WorkerSpec) -> WorkerSpec:
-        """Other factories know no kernels."""
-        own = spec.factory in {f"{__name__}:{body.__name__}" for body in (rollout_body, trainer_body)}
-        return replace(spec, arguments={**spec.arguments, "kernels_name": kernels_name}) if own else spec
+        """Other factories know nothing of it."""
+        return replace(spec, arguments={**spec.arguments, **own.get(spec.factory, {})})
 
-    return replace(workers, rollout=tuple(map(bound, workers.rollout)), trainer=bound(workers.trainer))
+    return Workers(bound(workers.trainer), tuple(map(bound, workers.rollout)), tuple(map(bound, workers.reward)))
 
 
 def _emulates(config: Config) -> bool:
@@ -403,6 +413,7 @@ def _trainer_spec(config: Config) -> WorkerSpec:
 
 def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
     arguments: dict[str, Any] = {
+        "config": config,
         "rewards": [reward.model_dump() for reward in config.reward],
         "permute_seed": config.run.seed if config.run.permute_rewards else None,
         "verifiers": config.pool.verifiers,
@@ -411,7 +422,7 @@ def _reward_specs(config: Config) -> tuple[WorkerSpec, ...]:
     generators = {task_name(task): {"name": task.name, "parameters": task.parameters} for task in tasks}
     if generators:
         arguments |= {"scorer": "paceline.tasks.gym:scorers", "scorer_arguments": {"tasks": generators}}
-    return tuple(WorkerSpec(f"reward-{i}", "paceline.rewards.worker:create", arguments) for i in range(config.pool.reward_workers))
+    return tuple(WorkerSpec(f"reward-{i}", f"{__name__}:reward_body", arguments) for i in range(config.pool.reward_workers))
 
 
 def _rollout_threads(config: Config) -> int:
@@ -460,6 +471,20 @@ def rollout_body(config: Config, instance: str, kernels_name: str = "") -> Worke
     if found and engine.without_kernels:
         _log.warning("decoding runs on torch's operators: %s", engine.without_kernels)
     return RolloutBody(engine)
+
+
+def reward_body(config: Config, before: Mapping[str, str] | None = None, **arguments: Any) -> WorkerBody:
+    """Factory of a reward worker. before: `contents` when the run began.
+
+    Raises ConfigError where a function's file is another by now: one run must not judge by two rewards.
+    """
+    from paceline.cli.contents import contents
+    from paceline.rewards.worker import create
+
+    now = contents(config, None)
+    if changed := [name.removeprefix("contents of ") for name in now if (before or now).get(name) != now[name]]:
+        raise ConfigError(f"{'; '.join(changed)}: changed while the run went on; a resume takes it as it is by then, and says so")
+    return create(**arguments)
 
 
 def _kernels(key: str, choice: Choice, device: str, worker: str, bound_to: str) -> Kernels | None:
@@ -513,6 +538,15 @@ def check_data(config: Config) -> None:
             faults.append(fault)
     if faults:
         raise type(faults[0])("\n".join(map(str, faults))) from faults[0]
+
+
+def check_rewards(config: Config) -> None:
+    """Raise ConfigError for a reward function that is not where the configuration says; its file is run to find it."""
+    from paceline.rewards.resolve import resolve
+
+    for reward in config.reward:
+        if reward.function is not None:
+            resolve(reward.function)
 
 
 def data_body(config: Config) -> WorkerBody:

@@ -23,7 +23,6 @@ from paceline.config.schema import (
     TrainerConfig,
 )
 from paceline.config.section import Section
-from paceline.types.errors import ConfigError
 
 
 def reward_name(reward: RewardConfig) -> str:
@@ -227,6 +226,15 @@ WHOLE: list[Rule[Config]] = [
         "warn",
     ),
     Rule(
+        "gold_for_the_function",
+        ("task.gold_column", "eval.task.gold_column"),
+        "a function with the signature of verl or openrlhf is called with the gold, which is None for such a file",
+        lambda c: (
+            any(r.signature in ("verl", "openrlhf") for r in c.reward) and any(t.kind == "file" and not t.gold_column for t in _tasks(c))
+        ),
+        "warn",
+    ),
+    Rule(
         "warmup_within_run",
         ("trainer.warmup_updates", "run.updates"),
         "the run ends before the learning rate reaches its peak",
@@ -300,14 +308,6 @@ def ensure(config: Config) -> Config:
     if faults := check(config):
         raise refuse(faults, "the configuration")
     return config
-
-
-def ensure_scorable(config: Config) -> None:
-    """Raises ConfigError where a model cannot be scored with a configuration: its engine pretends, or no problems are named."""
-    if _emulated(config):
-        raise ConfigError("rollout.engine = emulated: its answers are pretended and its trainer has no weights: there is nothing to score")
-    if config.eval.task is None:
-        raise ConfigError("eval.task is unset: say which problems to score, e.g. eval.task.kind=file eval.task.path=test.jsonl")
 
 
 def warnings(config: Config) -> list[Fault]:

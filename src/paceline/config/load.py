@@ -6,7 +6,7 @@ The order is: defaults < file < overrides, later overrides win. Nothing else is 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,24 @@ def _faults(error: ValidationError) -> Iterable[Fault]:
     rules: dict[str, list[str]] = {}
     values: dict[str, Any] = {}
     for one in error.errors(include_url=False, include_context=False):
-        unknown = one["type"] == "extra_forbidden"
-        key = ".".join(map(str, one["loc"])) if unknown else _key(one["loc"])
-        rule = _unknown(key) if unknown else one["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        values.setdefault(key, one["input"])
-        if rule not in rules.setdefault(key, []):
-            rules[key].append(rule)
-    return [Fault(((key, show(values[key])),), " or ".join(found)) for key, found in rules.items()]
+        if one["type"] == "extra_forbidden":
+            found = {key: (value, _unknown(key)) for key, value in _leaves(".".join(map(str, one["loc"])), one["input"])}
+        else:
+            found = {_key(one["loc"]): (one["input"], one["msg"].removeprefix("Input ").removeprefix("Value error, "))}
+        for key, (value, rule) in found.items():
+            values.setdefault(key, value)
+            if rule not in rules.setdefault(key, []):
+                rules[key].append(rule)
+    return [Fault(((key, show(values[key])),), " or ".join(broken)) for key, broken in rules.items()]
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The dotted keys below an unknown one, with their values: the sections of other trainers have names of their own."""
+    if not isinstance(value, dict) or not value:
+        yield key, value
+    else:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
 
 
 def _key(loc: Sequence[str | int]) -> str:

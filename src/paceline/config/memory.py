@@ -1,8 +1,6 @@
 """An estimate of each process's largest memory, with its formulas: of the slim decoder, with answers of full length.
 
-Symbols: P parameters; L layers; w width; H, K heads and key-value heads; d head size; i width of the MLP; V vocabulary; b bytes of the
-compute dtype; m bytes of a master weight, and of what the KV cache holds: float32 at least; R rows of the largest micro-batch. Why these
-and no others: docs/design/trainer.md.
+Why these items and no others: docs/design/trainer.md.
 """
 
 from __future__ import annotations
@@ -13,6 +11,20 @@ from dataclasses import dataclass
 from paceline.config.inspect import ModelShape
 from paceline.config.schema import Config, RolloutConfig
 
+SYMBOLS = {
+    "P": "parameters",
+    "L": "layers",
+    "w": "width",
+    "H": "heads",
+    "K": "key-value heads",
+    "d": "head size",
+    "i": "width of the MLP",
+    "V": "vocabulary",
+    "R": "rows (tokens) of the largest micro-batch",
+    "b": "bytes of model.dtype",
+    "m": "bytes of a master weight and of the KV cache: float32 at least",
+}
+"""Letters of the formulas."""
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 KV_PAGE = 32
 """Tokens per page of the engine's KV memory."""

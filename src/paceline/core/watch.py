@@ -65,9 +65,9 @@ class Watch:
             return "the pool", "an instance (none is up)"
         names = list(self._wanted_groups())
         if not names:
-            return "the data source", f"the trainer more groups than the {self._m.groups.ready} that are trainable"
+            return "the data source", f"more groups to the trainer than the {self._m.groups.ready} that are trainable"
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        return "rollout", f"the trainer groups {names[:NAMED]}{more}"
+        return "rollout", f"groups {names[:NAMED]}{more} to the trainer"
 
     def _wanted_groups(self) -> Iterator[int]:
         oldest = self._training.blocked_by

@@ -11,6 +11,7 @@ from paceline.core.account.tally import increase, mean, shares
 from paceline.report import charts
 from paceline.report.charts import Series
 from paceline.report.gather import Run
+from paceline.types.results import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +129,18 @@ def evaluations(run: Run) -> list[Card]:
     if not run.evaluations:
         return []
     measured = ((0, "greedy", "greedy"), (1, "sampled", "sampled"), (2, "parsed", "answers read"))
-    lines = [(_scores(run, name, hue), words) for hue, name, words in measured if any(row.get(name) for row in run.evaluations)]
+    lines = [(_scores(run, name, hue), words) for hue, name, words in measured if any(getattr(row, name) for row in run.evaluations)]
     keys = [Key(words, f"v{one.hue}", value=f"{one.values[-1]:.3f}") for one, words in lines]
-    xs = [float(row["update"]) for row in run.evaluations]
+    xs = [float(row.update) for row in run.evaluations]
     svg = charts.curves("Evaluation", xs, [one for one, _ in lines], share=True)
     return [Card("Evaluation", "share right, 95 % interval", svg, keys)]
 
 
 def _scores(run: Run, name: str, hue: int) -> Series:
     """One measured share over the evaluations, with its intervals."""
-    none = {"value": math.nan, "low": math.nan, "high": math.nan}
-    found = [row.get(name) or none for row in run.evaluations]
-    return Series(name, [share["value"] for share in found], hue, [(share["low"], share["high"]) for share in found])
+    none = Share(math.nan, math.nan, math.nan, 0)
+    found: list[Share] = [getattr(row, name) or none for row in run.evaluations]
+    return Series(name, [share.value for share in found], hue, [(share.low, share.high) for share in found])
 
 
 def resumed(run: Run) -> list[float]:

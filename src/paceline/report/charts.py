@@ -13,7 +13,7 @@ from paceline.timeline.canvas import Canvas
 from paceline.timeline.svg import nice
 
 WIDTH, HEIGHT, WIDE = 360.0, 170.0, 560.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 8.0, 20.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 8.0, 8.0, 20.0
 SMOOTH_FROM = 60
 """With more points than that a curve is drawn pale, and its running mean strong."""
 

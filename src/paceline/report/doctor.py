@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.core import commands as c
 from paceline.core.account.causes import TRAINER, trainer
 from paceline.core.account.scene import Scene
-from paceline.core.events import StopRequested
+from paceline.core.events import StopRequested, UpdateFinished
 from paceline.core.outbox import Wait
 from paceline.report.troubles import Finding, Level, Troubles, count, named
 from paceline.runtime.alarms import Alarms
@@ -87,6 +87,8 @@ class _Replayed:
     stop: c.Stop | None = None
     asked: str = ""
     """Who asked it to stop."""
+    done: int = 0
+    """Updates that the trainer has finished."""
     last: float = 0.0
     records: int = 0
     fault: str = ""
@@ -168,7 +170,7 @@ def _told(notices: Sequence[Notice]) -> tuple[str, ...]:
 
 
 def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
-    read = _Replayed(lineage, Replay(lineage), Scene(lineage.schedule, lineage.resume), Troubles())
+    read = _Replayed(lineage, Replay(lineage), Scene(lineage.schedule, lineage.resume), Troubles(), done=lineage.resume.update)
     for record in reader.records(lineage.id):
         read.records, read.last = read.records + 1, record.now
         read.scene.take(record.value)
@@ -177,6 +179,8 @@ def _replay(reader: LedgerReader, lineage: Lineage) -> _Replayed:
             read.stop = record.value
         if isinstance(record.value, StopRequested):
             read.asked = record.value.reason
+        if isinstance(record.value, UpdateFinished):
+            read.done = record.value.update
         read.fault = read.fault or read.replay.feed(record)
     return read
 
@@ -241,8 +245,8 @@ def _stopped(read: _Replayed, stop: c.Stop, rundir: RunDir) -> tuple[str, str]:
         return "failed", f"failed after {duration(read.last)}: {stop.reason}"
     if rundir.weights.is_dir() and not _exported(read, rundir):  # an orderly end removes it
         return "died", f"died after {duration(read.last)}, when its updates were done and before its model was written: killed"
-    if read.asked and read.scene.updates < read.lineage.schedule.total_updates:
-        return "left", f"was left after {duration(read.last)}, as {read.asked} asked: continue it with --resume"
+    if read.asked and read.done < read.lineage.schedule.total_updates:
+        return "left", f"was left after {duration(read.last)}, as {read.asked} asked; it goes on with {rundir.way_on}"
     return "done", f"is done after {duration(read.last)}: {stop.reason}"
 
 
@@ -258,7 +262,7 @@ def _ended(state: str, rundir: RunDir) -> list[Finding]:
     """What to do about a run that does not go on by itself; what happened is its headline."""
     if state not in ("failed", "died", "stuck", "nothing"):
         return []
-    how = f"paceline train {rundir.config} --resume" if rundir.config.is_file() else "paceline train CONFIG --resume"
+    how = rundir.way_on if rundir.config.is_file() else "paceline train CONFIG --resume"
     if state == "stuck":
         return [Finding("fault", STANDS, (), f"look at the process (py-spy dump, top) and at the disk; stop it, then: {how}")]
     try:
@@ -266,16 +270,19 @@ def _ended(state: str, rundir: RunDir) -> list[Finding]:
     except OSError:
         checkpoint = None
     where = f"from {checkpoint}" if checkpoint is not None else "from the beginning: there is no checkpoint"
+    where = f"when {gone} is put back, its last checkpoint" if (gone := rundir.lost_checkpoint()) else where
     return [Finding("fault", STANDS, (), f"mend the cause, then: {how} (it goes on {where}); workers' logs: {rundir.logs}")]
 
 
 def _facts(read: _Replayed, rundir: RunDir, lineages: int) -> list[str]:
     schedule, scene = read.lineage.schedule, read.scene
-    facts = [f"{scene.updates} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
+    facts = [f"{read.done} of {schedule.total_updates} updates done, schedule {schedule.preset}, {count(scene.slots, 'slot')} up"]
     if lineages > 1:
         facts.append(f"lineage {read.lineage.id} of {lineages}, continued after update {read.lineage.resume.update}")
     checkpoint = rundir.latest_checkpoint() if rundir.checkpoints.is_dir() else None
-    facts.append(f"last complete checkpoint: {checkpoint.name}" if checkpoint is not None else "no checkpoint yet")
+    gone = rundir.lost_checkpoint()
+    none = f"its last checkpoint, {gone}, is gone" if gone else "no checkpoint yet"
+    facts.append(f"last complete checkpoint: {checkpoint.name}" if checkpoint is not None else none)
     return facts
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from paceline.core.account import Row
 from paceline.core.account.tally import Tally, increase
 from paceline.core.events import TrajectoryFinished
+from paceline.durable import read_lines
 from paceline.report.doctor import Diagnosis, diagnose
 from paceline.report.lives import Life, lives_of
 from paceline.report.samples import Selection, select
@@ -21,8 +22,25 @@ from paceline.runtime.ledger import LedgerReader
 from paceline.runtime.metrics import time_metrics
 from paceline.timeline.story import Item, Story, TrajectorySpan
 from paceline.trackers.jsonl import read as read_metrics
-from paceline.types.errors import ConfigError
-from paceline.types.results import AuditReport
+from paceline.types.errors import ConfigError, DataError
+from paceline.types.results import AuditReport, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is shown of a line of eval.jsonl."""
+
+    lineage: int
+    update: int
+    version: int
+    problems: int
+    greedy: Share | None
+    sampled: Share | None
+    parsed: Share | None
+    pass_at: dict[int, float]
+
+
+_EVALUATION = TypeAdapter(Evaluation)
 
 
 @dataclass
@@ -49,7 +67,7 @@ class Run:
     lives: list[Told]
     updates: dict[int, dict[str, float]]
     """Update -> its metrics: what was learnt from metrics.jsonl, times and staleness from the ledger."""
-    evaluations: list[Mapping[str, Any]]
+    evaluations: list[Evaluation]
     samples: Selection
     config: str
     audit: AuditReport
@@ -129,18 +147,19 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _evaluations(path: Path, lives: list[Life]) -> list[Mapping[str, Any]]:
-    """Those of the run as it stands, in order of update, without the single answers."""
+def _evaluations(path: Path, lives: list[Life]) -> list[Evaluation]:
+    """Those of the run as it stands, in order of update, without the single answers. Raises DataError for a line that is none."""
     if not path.is_file():
         return []
-    found: dict[int, Mapping[str, Any]] = {}
+    found: dict[int, Evaluation] = {}
     by_id = {life.lineage.id: life for life in lives}
-    for line in path.read_text().splitlines():
+    for number, line in read_lines(path):
         try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # cut short by a crash
-        life = by_id.get(row["lineage"])
-        if life is not None and life.lineage.resume.update <= row["update"] <= life.last:
-            found[row["update"]] = {name: value for name, value in row.items() if name != "answers"}
+            row = _EVALUATION.validate_python(line)
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise DataError(f"{path} line {number}: not a line of evaluations{place and f' ({place})'}") from error
+        life = by_id.get(row.lineage)
+        if life is not None and life.lineage.resume.update <= row.update <= life.last:
+            found[row.update] = row
     return [found[update] for update in sorted(found)]

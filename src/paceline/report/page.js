@@ -46,7 +46,13 @@
   const PAGE = 25, more = document.getElementById("more"), find = document.getElementById("find");
   const which = document.getElementById("which"), reason = document.getElementById("reason");
   const mean = samples.reduce((sum, s) => sum + s.reward, 0) / samples.length;
-  const tone = (s) => Math.abs(s.reward - mean) < 1e-9 ? "" : s.reward > mean ? "good" : "bad"; // none where all are alike
+  const right = (s) => s.outcome >= 1, told = samples.some(right) && !samples.every(right);
+  const level = (s) => Math.abs(s.reward - mean) < 1e-9 ? "" : s.reward > mean ? "good" : "bad"; // none where all are alike
+  const tone = (s) => !told ? level(s) : right(s) ? "good" : "bad"; // shaping pays wrong answers too
+  const kinds = {
+    "": () => true, right, wrong: (s) => !right(s),
+    best: (s) => level(s) === "good", worst: (s) => level(s) !== "good", cut: (s) => s.finish === "length",
+  };
   const pattern = (words) => new RegExp(words.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), "giu");
   const reasons = (s) => Object.entries(s.reasons).map(([name, why]) => `${name}: ${why}`);
   for (const s of samples) s.hay = [s.prompt, s.text, s.gold, ...reasons(s), ...Object.values(s.extracted), `group ${s.group}`, `update ${s.update}`].join("\n");
@@ -100,7 +106,7 @@
     const words = find.value.trim(), wanted = pattern(words);
     chosen = samples.filter((s) => s.hay.search(wanted) >= 0
       && (!reason.value || reasons(s).includes(reason.value))
-      && (!which.value || (which.value === "cut" ? s.finish === "length" : (tone(s) === "good") === (which.value === "best"))));
+      && kinds[which.value](s));
     document.getElementById("found").textContent = `${chosen.length} of ${samples.length}`;
     list.replaceChildren();
     shown = 0;

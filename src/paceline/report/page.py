@@ -111,8 +111,8 @@ def _learnt(run: Run) -> Iterator[Tile]:
     if len(rewards) > 1:
         few = min(5, len(rewards) // 2)
         first, last = fmean(rewards[:few]), fmean(rewards[-few:])
-        yield "Reward", f"{first:.3f} → {last:.3f}", f"first and last {few} update{'' if few == 1 else 's'}"
-    scores = [row["greedy"]["value"] for row in run.evaluations if row.get("greedy")]
+        yield "Reward", f"{first:.3f} → {last:.3f}", "first and last" + (f" {few} updates" if few > 1 else "")
+    scores = [row.greedy.value for row in run.evaluations if row.greedy]
     if scores:
         yield "Evaluation, greedy", " → ".join(f"{value:.3f}" for value in (scores[0], *scores[1:][-1:])), "share right"
 

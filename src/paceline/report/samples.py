@@ -21,8 +21,8 @@ SHORT, LONG = 1500, 3000
 """Characters kept of a prompt and of an answer; of what is longer the beginning and the end."""
 _SMALL = ("group", "sample", "update", "reward", "finish", "reasons")
 _WHOLE = (
-    "group", "sample", "attempt", "update", "row", "task", "prompt", "gold", "version", "finish", "text", "reward", "parts", "reasons",
-    "extracted", "instance", "seconds",
+    "group", "sample", "attempt", "update", "row", "task", "prompt", "gold", "version", "finish", "text", "reward", "outcome", "parts",
+    "reasons", "extracted", "instance", "seconds",
 )  # fmt: skip
 _NAME = re.compile(r"(\d+)-update-(\d+)-\d+\.parquet")
 
@@ -64,7 +64,12 @@ def select(directory: Path, lives: Sequence[Life], most: int) -> Selection:
     chosen: dict[Path, list[int]] = defaultdict(list)
     for path, index in _in_turn(strata, most):
         chosen[path].append(index)
-    samples = [sample for path in chosen for sample in _read(path, chosen[path])]
+    samples: list[dict[str, Any]] = []
+    for path, indices in chosen.items():
+        try:
+            samples += _read(path, indices)
+        except (OSError, ValueError) as error:  # where the texts lie, or deleted meanwhile
+            bad.append(f"{path.name}: {error}")
     samples.sort(key=lambda sample: (sample["update"], sample["group"], sample["sample"]))
     return Selection(samples, count, len({kind for _, kind in strata}), len({stretch for stretch, _ in strata}), tuple(bad))
 

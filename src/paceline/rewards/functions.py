@@ -29,7 +29,8 @@ from paceline.types.errors import ConfigError, RewardError
 from paceline.types.records import Prompt, Score, Trajectory
 
 Finish = Callable[[], Sequence[Score]]
-_GRACE_S = 1.0
+_ENDS = (SystemExit, KeyboardInterrupt)
+"""What ends an event loop where a task lets it pass. A Ctrl-C does not reach a worker: it is a function that raised it."""
 _LONGEST = 2000
 """Characters of an exception's text that are told."""
 
@@ -109,7 +110,8 @@ class FunctionReward:
         timeout_s: float = 10.0,
         loop: Loop | None = None,
     ) -> None:
-        """timeout_s: seconds for the calls of an async function; a sync one can only be stopped from outside, with its process."""
+        """timeout_s: seconds for the calls of an async function; a sync one, and an async one that blocks its loop, can only be stopped
+        from outside, with their process."""
         self.name = name or function_name(function)
         self._function = function
         self._signature = signatures.SIGNATURES[signature]
@@ -125,7 +127,7 @@ class FunctionReward:
         """Raise RewardError when the row lacks what the function requires."""
         problem = self._missing(self._offered([prompt], []))
         if problem is not None:
-            raise RewardError(problem)
+            raise RewardError(problem + self._meant([prompt]))
 
     def score(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> Sequence[Score]:
         """One Score per pair, in order; see `start`."""
@@ -164,7 +166,7 @@ class FunctionReward:
         try:
             return self._function(*call.positional, **call.keywords)
         # The function is the user's: whatever it raises belongs to its row, and the worker lives on.
-        except Exception as error:
+        except (Exception, *_ENDS) as error:
             raise self._raised(error, call.row) from error
 
     def close(self) -> None:
@@ -173,27 +175,30 @@ class FunctionReward:
 
     def _wait(self, future: concurrent.futures.Future[Any], calls: Sequence[_Call], rows: str) -> list[Any]:
         try:
-            concurrent.futures.wait([future], self._timeout_s + _GRACE_S)
-            if not future.done():
-                raise TooLate
             outcomes: list[Any] = future.result()
         except TooLate as error:
             raise RewardError(f"reward {self.name} gave no answer within {self._timeout_s:g} s on {rows}") from error
         for call, outcome in zip(calls, outcomes, strict=True):
-            if isinstance(outcome, Exception):  # as above: the function is the user's
+            if isinstance(outcome, BaseException):  # as above: the function is the user's
                 raise self._raised(outcome, call.row) from outcome
         return outcomes
 
-    def _raised(self, error: Exception, row: str) -> RewardError:
+    def _raised(self, error: BaseException, row: str) -> RewardError:
         traceback.print_exception(error)  # the worker's log has all of it
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name} line {last.lineno}"
-        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {_said(error)} ({where})")
+        frames = traceback.extract_tb(error.__traceback__)  # of a task that was cancelled there are none
+        where = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+        return RewardError(f"reward {self.name} raised {type(error).__name__} on {row}: {_said(error)}{where}")
 
     def _missing(self, offered: signatures.Columns) -> str | None:
         known = {**offered, **self._arguments}
         missing = [name for name, required in self._parameters.items() if required and name not in known]
         return f"the function requires {', '.join(missing)}; a row offers {', '.join(sorted(known))}" if missing else None
+
+    def _meant(self, prompts: Sequence[Prompt]) -> str:
+        """Which other signatures would give the function all that it requires, as a hint."""
+        required = {name for name, needed in self._parameters.items() if needed} - self._arguments.keys()
+        fit = [repr(name) for name, other in signatures.SIGNATURES.items() if required <= other.offer(prompts, []).keys()]
+        return f"; is it written for signature = {' or '.join(fit)}?" if fit else ""
 
     def _offered(self, prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> signatures.Columns:
         return self._signature.offer(prompts, trajectories)
@@ -208,6 +213,7 @@ class FunctionReward:
         count = len(call.trajectories)
         if not isinstance(values, (list, tuple, np.ndarray)):
             raise RewardError(f"reward {self.name} returned {type(values).__name__} on {call.row}: expected a list of {count} values")
+        values = list(values)
         if len(values) != count:
             raise RewardError(f"reward {self.name} returned {len(values)} values for {count} completions on {call.row}")
         return [Score(self._value(value, p, t)) for value, p, t in zip(values, call.prompts, call.trajectories, strict=True)]
@@ -235,7 +241,7 @@ def _number(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     try:
         return str(error)[:_LONGEST]
     except Exception as second:  # noqa: BLE001 - its class is the user's, too
@@ -269,7 +275,10 @@ async def _together(outcomes: Sequence[Any]) -> list[Any]:
     """The outcomes, those to await awaited at the same time; an exception stands in the place of what its call would have given."""
 
     async def _given(outcome: Any) -> Any:
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        try:
+            return await outcome if inspect.isawaitable(outcome) else outcome
+        except _ENDS as error:
+            return error
 
     return await asyncio.gather(*map(_given, outcomes), return_exceptions=True)
 

@@ -92,13 +92,17 @@ class Judge:
         ]
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raise RewardError listing the rows (at most 10) that have `problems`."""
-        rows = list(prompts)
-        found = zip(rows, self.problems(rows), strict=True)
-        bad = [f"row {prompt.row} of {prompt.task or 'the task'}, {problem}" for prompt, problems in found for problem in problems]
+        """Raise RewardError for rows that have `problems`: each problem once, with its rows, at most 10 of both."""
+        rows, bad = list(prompts), 0
+        places: dict[tuple[str, str], list[int]] = {}
+        for prompt, problems in zip(rows, self.problems(rows), strict=True):
+            bad += bool(problems)
+            for problem in problems:
+                places.setdefault((prompt.task or "the task", problem), []).append(prompt.row)
         if bad:
-            more = f"\n... and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-            raise RewardError(f"{len(bad)} rows cannot be judged:\n" + "\n".join(bad[:_SHOWN]) + more)
+            lines = [f"{_rows(numbers)} of {task}, {problem}" for (task, problem), numbers in list(places.items())[:_SHOWN]]
+            more = f"\n... and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+            raise RewardError(f"{bad} row{'s' * (bad != 1)} cannot be judged:\n" + "\n".join(lines) + more)
 
     def prepare(self) -> None:
         """Start what rewards need before their first group, so that it counts against no deadline."""
@@ -127,6 +131,11 @@ class Judge:
             where = f"row {prompt.row} of {prompt.task or 'the task'} (group {trajectory.group}, sample {trajectory.sample})"
             raise RewardError(f"no {kind} function applies to {where}: all gave None")
         return given
+
+
+def _rows(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    return f"row{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
 
 
 def _weighted(given: Sequence[tuple[float, float]]) -> float:

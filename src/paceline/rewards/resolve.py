@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +16,10 @@ from paceline.types.errors import ConfigError
 
 
 def resolve(reference: str) -> Callable[..., Any]:
-    """The callable behind `module:name`, `module:object.method` or `file.py:name` (relative to the working directory).
+    """The callable behind `module:name`, `module:object.method` or `file.py:name` (relative to the working directory). A file may import
+    what lies beside it, a module may lie in the working directory.
 
-    Raises ConfigError naming the reference and what is wrong with it; an error inside the module itself is its cause.
+    Raises ConfigError naming the reference and what is wrong with it, also where the module itself raises.
     """
     where, _, name = reference.rpartition(":")
     if not where or not name:
@@ -46,11 +48,19 @@ def source(reference: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin is not None else None
 
 
+def _findable(directory: Path) -> None:
+    """Let modules in a directory be imported, after all others: Python does so for a script, and for whatever `python -m` runs."""
+    place = str(directory.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+
+
 def _from_module(name: str, reference: str) -> ModuleType:
+    _findable(Path())
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"function = {reference!r}: cannot import {name}: {error}") from error
+    except (Exception, SystemExit) as error:  # the module is the user's
+        raise ConfigError(f"function = {reference!r}: cannot import {name}: {_how(error)}") from error
 
 
 def _from_file(path: Path, reference: str) -> ModuleType:
@@ -59,6 +69,7 @@ def _from_file(path: Path, reference: str) -> ModuleType:
     name = f"paceline_user_{path.stem}_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
+    _findable(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -66,10 +77,15 @@ def _from_file(path: Path, reference: str) -> ModuleType:
     sys.modules[name] = module  # before it runs, so that its own dataclasses and pickles find it
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:  # as above
         del sys.modules[name]
-        raise ConfigError(f"function = {reference!r}: cannot load {path}: {error}") from error
-    except BaseException:
-        del sys.modules[name]
-        raise
+        raise ConfigError(f"function = {reference!r}: cannot load {path}: {_how(error)}") from error
     return module
+
+
+def _how(error: BaseException) -> str:
+    """The error, its class where its text may not say enough, and the line that raised it."""
+    if isinstance(error, (ImportError, SyntaxError)):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})"

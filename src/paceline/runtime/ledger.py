@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from paceline.core.codec import COMMANDS, dumps, loads
 from paceline.core.commands import Command
-from paceline.core.events import Event
+from paceline.core.events import CheckpointDone, Event
 from paceline.core.schedule import Resume, Schedule
 from paceline.types.errors import CheckpointError, LedgerError, RecordError
 
@@ -71,6 +71,7 @@ class Ledger:
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             self._database.executescript(TABLES)
+        self._file = _which(path)
         self._lineage = 0
         self._rows: list[tuple[int, float, Direction, str, str]] = []
 
@@ -92,9 +93,15 @@ class Ledger:
         self._rows.append((self._lineage, now, direction, type(value).__name__, dumps(value)))
 
     def commit(self) -> None:
-        """Make every row appended so far durable: all of them or, when it raises, none; they are kept for the next call."""
+        """Make every row appended so far durable: all of them or, when it raises, none; they are kept for the next call.
+
+        Raises LedgerError, too, where the file is no longer the one that was opened: whoever deleted a run's directory, and perhaps
+        began another run in its place, must not have this one go on in it.
+        """
         if not self._rows:
             return
+        if _which(self._path) != self._file:
+            raise LedgerError(f"{self._path}: was deleted or exchanged while the run went on")
         with _named(self._path):
             try:
                 self._database.execute("BEGIN")
@@ -128,13 +135,23 @@ def unused(path: Path) -> bool:
     """Whether nothing was ever decided under a ledger: it is absent, or a run ended while it was still starting."""
     if not path.exists():
         return True
-    database = _read_only(path)
     try:
-        return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
-    except sqlite3.DatabaseError:
+        with closing(_read_only(path)) as database:
+            return database.execute("SELECT 1 FROM records LIMIT 1").fetchone() is None
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
         return False
-    finally:
-        database.close()
+
+
+def last_checkpoint(path: Path) -> int | None:
+    """The update of the last checkpoint that a ledger says was written; None where it says of none, or there is no ledger."""
+    if not path.exists():
+        return None
+    with _named(path), closing(_read_only(path)) as database:
+        written = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()  # a crash may come before that
+        query = "SELECT json FROM records WHERE kind = ? ORDER BY sequence DESC LIMIT 1"
+        row = database.execute(query, (CheckpointDone.__name__,)).fetchone() if written else None
+    done = None if row is None else loads(row[0])
+    return done.update if isinstance(done, CheckpointDone) else None
 
 
 class LedgerReader:
@@ -194,8 +211,29 @@ class LedgerReader:
         self._database.close()
 
 
+def _which(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of the same name; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+    """A connection that reads, beside a writer too. For that sqlite keeps two files beside the ledger. Where it may not (another user's
+    run, an archive), and no writer has left records in them, the ledger is read as it lies there: nobody can be writing."""
+    name, log = f"file:{quote(os.fsencode(path.absolute()))}", path.with_name(f"{path.name}-wal")
+    database = sqlite3.connect(f"{name}?mode=ro", uri=True, isolation_level=None)
+    try:
+        database.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        database.close()
+        forbidden = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)  # the kind of the error
+        if not forbidden or (log.exists() and log.stat().st_size):
+            raise
+        return sqlite3.connect(f"{name}?immutable=1", uri=True, isolation_level=None)
+    return database
 
 
 @contextmanager
@@ -203,7 +241,7 @@ def _named(path: Path) -> Iterator[None]:
     """The database's errors as LedgerError with the file's name."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged schema may not be text
         raise LedgerError(f"{path}: {error}") from error
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.durable import append_line
+from paceline.durable import append_line, read_lines
 from paceline.types.errors import StorageError
 from paceline.types.progress import Progress
 
@@ -56,9 +56,9 @@ class Notices:
 
 
 def read(path: Path) -> list[Notice]:
-    """All notices in order; empty where none were kept. A line that a crash cut short is skipped."""
+    """All notices in order; empty where none were kept. A line that is none is skipped."""
     found: list[Notice] = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        with contextlib.suppress(ValueError, TypeError):
-            found.append(Notice(**json.loads(line)))
+    for _, line in read_lines(path) if path.is_file() else ():
+        with contextlib.suppress(TypeError):
+            found.append(Notice(**line))
     return found

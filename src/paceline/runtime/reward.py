@@ -100,18 +100,20 @@ class RewardFleet:
         return group
 
     async def _ask(self, timeout_s: float, method: str, *arguments: Any) -> Any:
-        """Call a free worker. One that is lost meanwhile comes back through its replacement."""
+        """Call a free worker. Where whoever asked is cancelled it is busy all the same until it has answered: the next call's deadline must
+        not count what is left of this one."""
         seat = await self._free.get()
-        try:
-            answer = await seat.call(method, *arguments, timeout_s=timeout_s)
-        except WorkerLost:
-            raise
-        except BaseException:
-            self._free.put_nowait(seat)
-            raise
-        seat.useful()
+        call = asyncio.ensure_future(seat.call(method, *arguments, timeout_s=timeout_s))
+        call.add_done_callback(lambda ended: self._answered(seat, ended))
+        return await asyncio.shield(call)
+
+    def _answered(self, seat: Seat, call: asyncio.Future[Any]) -> None:
+        """A worker is free again. One that was lost comes back through its replacement."""
+        if call.cancelled() or isinstance(error := call.exception(), WorkerLost):
+            return
+        if error is None:
+            seat.useful()
         self._free.put_nowait(seat)
-        return answer
 
     async def _fill(self, seat: Seat) -> None:
         await seat.fill(lambda report: None, lambda reason: self._lost(seat, reason))

@@ -6,16 +6,17 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from paceline.core.schedule import Resume
 from paceline.durable import named, put_back, put_in_place, remove, sealed, sync, undamaged, unsealed, whole
-from paceline.runtime.ledger import unused
+from paceline.runtime.ledger import last_checkpoint, unused
 from paceline.types.errors import CheckpointDamaged, CheckpointError, ConfigError
 
 COMPLETE = re.compile(r"step-(\d+)")
@@ -25,6 +26,8 @@ ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
 EXPLAINS = "task."
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
+MENDED = "contents of reward."
+"""Parts whose names begin so never refuse a resume either: who mends a reward that raised goes on with it. `mended` names them."""
 FOLLOWS = "prompts of the run"
 """The part of an identity that follows from others: it is shown only where none of those differs."""
 LOCK_S = 0.5
@@ -81,6 +84,11 @@ class RunDir:
         self.rows = root / "rows.json"
         self._lock: IO[str] | None = None
 
+    @property
+    def way_on(self) -> str:
+        """The command that continues the run."""
+        return f"paceline train {shlex.quote(str(self.config))} --resume"
+
     def open(self, *, resume: bool) -> None:
         """Create what is missing and take the lock, held until `close` or the end of this process.
 
@@ -94,9 +102,10 @@ class RunDir:
             self._lock = self._locked()
         if not resume:
             self._begin_anew()
-        with named(self.root):
-            for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
+        for directory in (self.trajectories, self.checkpoints, self.logs, self.weights, self.moves):
+            with named(directory):
                 directory.mkdir(exist_ok=True)
+        with named(self.root):
             sync(self.root)
         self.mend()
 
@@ -114,12 +123,15 @@ class RunDir:
         return lock
 
     def _begin_anew(self) -> None:
-        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes."""
+        """Refuse another run's directory. A run that failed while it started left a ledger without a record: it goes, and with it what
+        that run told, which nobody could tell from what this one tells."""
         found = None
         latest = self.latest_checkpoint()
         if not unused(self.ledger):
-            where = "its beginning, it has no checkpoint yet" if latest is None else latest.name
-            found = f"a run lies here already: continue it with --resume (from {where}), or choose another run.dir"
+            gone = self.lost_checkpoint()
+            none = f"{gone}, once that is put back" if gone else "its beginning, it has no checkpoint yet"
+            where = none if latest is None else latest.name
+            found = f"a run lies here already: continue it from {where}: {self.way_on}; or choose another run.dir"
         elif latest is not None:
             found = "holds the checkpoints of a run whose ledger is gone; choose another run.dir"
         if found is not None:
@@ -127,8 +139,8 @@ class RunDir:
             self._lock.close()
             self._lock = None
             raise ConfigError(f"run.dir = {self.root}: {found}")
-        for leftover in self.root.glob(f"{self.ledger.name}*"):
-            leftover.unlink()
+        for leftover in (*self.root.glob(f"{self.ledger.name}*"), self.notices):
+            leftover.unlink(missing_ok=True)
 
     def mend(self) -> None:
         """Finish or undo what a crash left half done, and forget the weights of an earlier lineage and what moved under them. Nothing
@@ -137,7 +149,7 @@ class RunDir:
             put_back(place)
         for leftover in self.checkpoints.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        for place in (self.root, self.trajectories, self.tracking):
+        for place in (self.root, self.trajectories, self.tracking, *filter(Path.is_dir, self.tracking.glob("*"))):
             for leftover in filter(lambda path: ASIDE.fullmatch(path.name), place.glob(".*.tmp")):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for passing in (self.weights, self.moves):
@@ -145,10 +157,13 @@ class RunDir:
             passing.mkdir()
 
     def close(self) -> None:
-        """Give the lock back. What engines were sent goes: a resume publishes again."""
+        """Give the lock back. What engines were sent goes: a resume publishes again. Of a run that was begun since in the place of this
+        one, whose directory was deleted, nothing goes."""
         if self._lock is not None:
-            for passing in (self.weights, self.moves):
-                shutil.rmtree(passing, ignore_errors=True)
+            lock = self.root / "lock"
+            if lock.exists() and os.path.samestat(lock.stat(), os.fstat(self._lock.fileno())):
+                for passing in (self.weights, self.moves):
+                    shutil.rmtree(passing, ignore_errors=True)
             self._lock.close()
             self._lock = None
 
@@ -156,6 +171,14 @@ class RunDir:
         """The complete checkpoint of the highest update; None when there is none."""
         complete = self._complete()
         return complete[-1] if complete else None
+
+    def lost_checkpoint(self) -> str:
+        """The last checkpoint that was written, where none is left; "" where one is, or none was written yet.
+
+        Raises LedgerError for a ledger that cannot be read.
+        """
+        update = None if self._complete() else last_checkpoint(self.ledger)
+        return "" if update is None else f"step-{update}"
 
     def begin_checkpoint(self, update: int) -> Path:
         """A new directory to write a checkpoint into; it counts for nothing before `seal_checkpoint`."""
@@ -257,16 +280,32 @@ def check_identity(
 
     explain: name of a part -> how it differs, in words, where its values say nothing.
     """
-    changed = [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
+    changed = [name for name in _differ(saved, present) if not name.startswith(MENDED)]
     if all(map(_explains, changed)):
         return
-    causes = [name for name in changed if name != FOLLOWS]
-    shown = changed if all(map(_explains, causes)) else causes
+    shown = _shown(changed, saved.keys() & present.keys())
     words = {name: how() for name, how in (explain or {}).items() if name in shown}
     lines = [f"  {name}: {words.get(name) or f'{saved.get(name)} -> {present.get(name)}'}" for name in shown]
     raise CheckpointError(
         "\n".join([f"{where}: the checkpoint belongs to another run; changed since:", *lines, "take it back, or choose another run.dir"])
     )
+
+
+def _shown(changed: Sequence[str], both: Collection[str]) -> list[str]:
+    """Which of the changed parts are worth a line. both: what was there before, and is now: of a task that is new or gone its rows say so,
+    and not each of its settings."""
+    causes = [name for name in changed if name != FOLLOWS]
+    shown = changed if all(map(_explains, causes)) else causes
+    return [name for name in shown if not _explains(name) or name in both]
+
+
+def mended(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """The files of reward functions that hold something else than they did: `reward.0.function, reward.py`."""
+    return [name.removeprefix("contents of ") for name in _differ(saved, present) if name.startswith(MENDED)]
+
+
+def _differ(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({*saved, *present}) if saved.get(name) != present.get(name)]
 
 
 def _explains(name: str) -> bool:

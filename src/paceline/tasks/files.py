@@ -24,7 +24,7 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
 _NUMBERED = re.compile(r"[-_.]?[0-9]+(?:-of-[0-9]+)?$")
 _QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
-_GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model")
+_GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model.ground_truth")
 _ROLES = ("system", "user", "assistant", "tool")
 _MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
 _PLAIN_DIGITS = 4000
@@ -51,7 +51,7 @@ def check_columns(config: TaskConfig) -> None:
         seen |= dict.fromkeys(record if isinstance(record, dict) else ())
         if not _missing_columns(config, list(seen)):
             return
-    _require_columns(config, path, list(seen))
+    _records(config, path)
 
 
 def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, Any] | str]]:
@@ -62,10 +62,7 @@ def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, An
     if not path.is_file():
         raise DataError(f"task.path = {str(path)!r}: no such file or directory")
     if path.suffix in _JSON_SUFFIXES:
-        lines = list(_json_lines(path))
-        present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
-        _require_columns(config, path, list(present))
-        return lines
+        return _json_table(config, path)
     if path.suffix == _PARQUET:
         return _parquet(config, path)
     raise ConfigError(
@@ -85,6 +82,15 @@ def _shards(path: Path) -> list[Path]:
             f"task.path = {str(path)!r}: holds several tables ({', '.join(tables)}); name a file, or a directory with one of them"
         )
     return files
+
+
+def _json_table(config: TaskConfig, path: Path) -> list[tuple[str, dict[str, Any] | str]]:
+    lines = list(_json_lines(path))
+    if lines and not any(isinstance(record, dict) for _, record in lines):
+        raise DataError(f"{path}: no line of it is a JSON object: {': '.join(map(str, lines[0]))}")
+    present = dict.fromkeys(key for _, record in lines if isinstance(record, dict) for key in record)
+    _require_columns(config, path, list(present))
+    return lines
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -183,6 +189,9 @@ def _data_files(path: Path) -> list[Path]:
     if (path / "dataset_dict.json").is_file():
         splits = ", ".join(sorted(file.parent.name for file in path.glob("*/state.json")))
         raise DataError(f"task.path = {str(path)!r}: holds several datasets; name one of them: {splits}")
+    if not (path / "state.json").is_file():
+        kinds = ", ".join((*_JSON_SUFFIXES, _PARQUET))
+        raise DataError(f"task.path = {str(path)!r}: holds no file that ends in {kinds}, and is no dataset that save_to_disk wrote")
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         files = [path / entry["filename"] for entry in state["_data_files"]]
@@ -200,7 +209,7 @@ def _require_columns(config: TaskConfig, path: Path, present: Sequence[str]) -> 
         raise DataError(f"{path}: {', '.join(map(repr, twice))} is the name of more than one column")
     problems = []
     for key, column, usual in _missing_columns(config, present):
-        candidates = [name for name in usual if name in present]
+        candidates = [name for name in usual if name.split(".")[0] in present]
         hint = f"set task.{key} = {candidates[0]!r}" if candidates else f"set task.{key} to one of them"
         problems.append(f"no column {column!r} (task.{key}): {hint}")
     if problems:
@@ -278,7 +287,7 @@ def _message(position: int, value: Any) -> Mapping[str, Any]:
 
 def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
-        raise DataError("missing" if value is None else f"{type(value).__name__} instead of text or a number")
+        raise DataError(_no_gold(value))
     if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, Decimal) and not value.is_finite()):
         raise DataError(f"{value} is no answer")  # a table's mark for a missing number, or one that was too large for a float
     text = str(value)
@@ -288,3 +297,9 @@ def _gold(value: Any, pattern: re.Pattern[str] | None) -> str:
     if not found or found[-1][1] is None:
         raise DataError(f"no match of task.gold_pattern in {text[-60:]!r}")
     return found[-1][1].strip()
+
+
+def _no_gold(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"holds {', '.join(map(str, value)) or 'nothing'}; name one of them after a dot"
+    return "missing" if value is None else f"{type(value).__name__} instead of text or a number"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.durable import append_line
+from paceline.durable import append_line, read_lines
 from paceline.types.errors import DataError
 
-_RESERVED = ("axis", "step", "lineage")
+_RESERVED = {"axis": str, "step": int, "lineage": int}
 
 
 class JsonlTracker:
@@ -83,12 +83,8 @@ def plain(name: str, value: Any) -> Any:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # cut short by a crash
-        if not isinstance(row, dict) or any(name not in row for name in _RESERVED):
+    for number, row in read_lines(path):
+        if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _RESERVED.items()):
             raise DataError(f"{path} line {number}: not a line of metrics (axis, step, lineage)")
         yield row
 

@@ -77,6 +77,8 @@ class Mirror:
         self._messages: deque[str] = deque()
         self._wake = threading.Event()
         self._closing = self._closed = False
+        self._left = False
+        """Whether the end of the run did not wait for the thread: another mirror may follow the file by now."""
         self._thread = threading.Thread(target=self._follow, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
@@ -92,6 +94,7 @@ class Mirror:
         self._closing = self._closed = True
         self._wake.set()
         self._thread.join(self._close_s)
+        self._left = self._thread.is_alive()
         self._tell()
         left = sum(1 for _ in _rows_after(self._source, self._position.sent))
         if left or self._thread.is_alive():
@@ -129,6 +132,8 @@ class Mirror:
             self._save(self._position)  # before the service knows the id, so that it is never opened twice
             self._tracker = self._open(self._position.run)
         for row, end in _rows_after(self._source, self._position.sent):
+            if self._left:
+                return
             refused = 0
             if row is not None:
                 axis, step = row.pop("axis"), row.pop("step")
@@ -164,6 +169,8 @@ class Mirror:
 
     def _save(self, position: Position) -> None:
         """Move on, and keep it. What could not be kept is not sent again by this process."""
+        if self._left:
+            return
         self._position = position
         with whole(self._keep) as aside:
             aside.write_text(json.dumps(asdict(position)))
@@ -193,7 +200,7 @@ def _rows_after(path: Path, start: int) -> Iterator[tuple[dict[str, Any] | None,
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and {"axis", "step", "lineage"} <= row.keys() else None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from paceline.durable import whole
 from paceline.trackers.link import Link
 
 RUN_TAG = "paceline.run"
@@ -51,7 +53,7 @@ class MlflowTracker:
 
 def open_tracker(link: Link) -> MlflowTracker:
     """The run with the link's id as a tag, new or continued."""
-    client = MlflowClient(link.server or f"sqlite:///{(link.directory / 'mlflow.db').resolve()}")
+    client = MlflowClient(link.server or _database(link.directory.resolve() / "mlflow.db"))
     found = client.get_experiment_by_name(link.project)
     experiment = found.experiment_id if found else client.create_experiment(link.project)
     runs = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{link.run}'")
@@ -63,6 +65,15 @@ def open_tracker(link: Link) -> MlflowTracker:
     for name, value in _flat(link.config):
         client.log_param(run, _FORBIDDEN.sub("_", name), value)
     return MlflowTracker(client, run)
+
+
+def _database(path: Path) -> str:
+    """Address of a database, which is made where there is none: whole or not at all, since MLflow never opens one that a crash left half
+    made, and takes seconds to make it."""
+    if not path.exists():
+        with whole(path) as aside:
+            MlflowClient(f"sqlite:///{aside}").search_experiments(max_results=1)
+    return f"sqlite:///{path}"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
