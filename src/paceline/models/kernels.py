@@ -258,8 +258,8 @@ class _HeadScores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Head.scores`."""
         logits = head.logits(hidden, kernels)
-        logp, sums, spread = kernels.score(logits, ids, temperature, entropy)
-        ctx.save_for_backward(hidden, ids, sums, logits if keep else None)
+        logp, spread = kernels.score(logits, ids, temperature, entropy)
+        ctx.save_for_backward(hidden, ids, logp, logits if keep else None)
         ctx.weight, ctx.temperature, ctx.head, ctx.kernels = weight, temperature, head, kernels
         ctx.mark_non_differentiable(spread)
         return logp, spread
@@ -267,11 +267,11 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradient of hidden in its dtype; that of the weights as in `_HeadProduct`."""
-        hidden, ids, sums, logits = ctx.saved_tensors
+        hidden, ids, logp, logits = ctx.saved_tensors
         if logits is None:
             with torch.no_grad():
                 logits = ctx.head.logits(hidden, ctx.kernels)
-        grad = ctx.kernels.score_backward(logits, ids, sums, grads[0].contiguous(), ctx.temperature, hidden.dtype)
+        grad = ctx.kernels.score_backward(logits, ids, logp, grads[0].contiguous(), ctx.temperature, hidden.dtype)
         del logits
         for_hidden = grad @ ctx.head.rounded(hidden.dtype) if ctx.needs_input_grad[0] else None
         if ctx.needs_input_grad[1]:

@@ -95,7 +95,7 @@ class Kernels:
         self._norm_backward.argtypes = (*[pointer] * 6, long, long, real, flag, flag)
         self._gate_backward.argtypes = (*[pointer] * 3, long, long, flag, flag)
         self._turned.argtypes = (pointer, long, pointer, pointer, flag, pointer, *[long] * 3, flag, flag)
-        self._score.argtypes = (pointer, pointer, real, *[pointer] * 3, long, long, flag)
+        self._score.argtypes = (pointer, pointer, real, pointer, pointer, long, long, flag)
         self._score_backward.argtypes = (*[pointer] * 4, real, pointer, long, long, flag, flag)
         self._texts.argtypes = (ctypes.POINTER(Blocks), *[pointer] * 4, flag)
         self._texts_backward.argtypes = (ctypes.POINTER(Blocks), *[pointer] * 7, flag)
@@ -200,26 +200,24 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def score(
-        self, logits: torch.Tensor, ids: torch.Tensor, temperature: float, entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """logits [n, vocabulary] float32, ids [n] -> of softmax(logits / temperature): log-prob of each id, log of the sum in units of the
-        logits (for `score_backward`), and the entropy or [0]; each [n] float32."""
+    def score(self, logits: torch.Tensor, ids: torch.Tensor, temperature: float, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits [n, vocabulary] float32, ids [n] -> of softmax(logits / temperature): log-prob of each id, and the entropy or [0]; each
+        [n] float32."""
         rows, size = logits.shape
-        logp, sums, spread = torch.empty(rows), torch.empty(rows), torch.empty(rows if entropy else 0)
+        logp, spread = torch.empty(rows), torch.empty(rows if entropy else 0)
         self._score(
-            logits.data_ptr(), ids.data_ptr(), temperature, logp.data_ptr(), sums.data_ptr(), spread.data_ptr() if entropy else None,
+            logits.data_ptr(), ids.data_ptr(), temperature, logp.data_ptr(), spread.data_ptr() if entropy else None,
             rows, size, torch.get_num_threads(),
         )  # fmt: skip
-        return logp, sums, spread
+        return logp, spread
 
     def score_backward(
-        self, logits: torch.Tensor, ids: torch.Tensor, sums: torch.Tensor, grad: torch.Tensor, temperature: float, dtype: torch.dtype
+        self, logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, grad: torch.Tensor, temperature: float, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Gradient of logits [n, vocabulary], in `dtype`, given that of the log-probs [n]; sums: from `score`."""
+        """Gradient of logits [n, vocabulary], in `dtype`, given that of the log-probs [n]; logp: from `score`."""
         out = torch.empty(logits.shape, dtype=dtype)
         self._score_backward(
-            logits.data_ptr(), ids.data_ptr(), sums.data_ptr(), grad.data_ptr(), temperature, out.data_ptr(), *logits.shape,
+            logits.data_ptr(), ids.data_ptr(), logp.data_ptr(), grad.data_ptr(), temperature, out.data_ptr(), *logits.shape,
             dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -81,9 +81,8 @@ void turned(const T* x, long step, const float* cos, const float* sin, float sig
 
 // ---- log-probs
 
-// z = logits / temperature [rows, size] -> z[id] - logsumexp(z), logsumexp(z) x temperature, and the entropy of softmax(z) if asked for.
-void score(const float* logits, const int64_t* ids, float temperature, float* logp, float* sums, float* entropy, long rows, long size,
-           int threads) {
+// z = logits / temperature [rows, size] -> z[id] - logsumexp(z), and the entropy of softmax(z) if asked for.
+void score(const float* logits, const int64_t* ids, float temperature, float* logp, float* entropy, long rows, long size, int threads) {
     const float cold = 1.0f / temperature;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) {
@@ -114,23 +113,23 @@ void score(const float* logits, const int64_t* ids, float temperature, float* lo
             whole += total(mass), weighted += total(moment);
         }
         const double log = std::log(whole);
-        sums[row] = float(most + log * temperature);
         logp[row] = float((z[ids[row]] - most) * cold - log);
         if (entropy) entropy[row] = float(log - weighted / whole);
     }
 }
 
-// The gradient of logits [rows, size]: grad (one-hot - softmax(z)) / temperature.
+// The gradient of logits [rows, size]: grad (one-hot - softmax(z)) / temperature. log softmax(z) is what a logit lies above that of the id,
+// and the id's log-prob: rounded to float32 it is off by less than a logsumexp, which is large where the temperature is low.
 template <class T>
-void score_backward(const float* logits, const int64_t* ids, const float* sums, const float* grad, float temperature, T* out, long rows,
+void score_backward(const float* logits, const int64_t* ids, const float* logp, const float* grad, float temperature, T* out, long rows,
                     long size, int threads) {
     const float cold = 1.0f / temperature;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) {
-        const float *z = logits + row * size, given = grad[row] * cold, sum = sums[row];
+        const float *z = logits + row * size, given = grad[row] * cold, own = z[ids[row]], log = logp[row];
         T* to = out + row * size;
-        for (long i = 0; i < size; i++) to[i] = narrow<T>(-given * exponential((z[i] - sum) * cold));
-        to[ids[row]] = narrow<T>(given * (1.0f - exponential((z[ids[row]] - sum) * cold)));
+        for (long i = 0; i < size; i++) to[i] = narrow<T>(-given * exponential((z[i] - own) * cold + log));
+        to[ids[row]] = narrow<T>(-given * std::expm1(log));
     }
 }
 
@@ -362,15 +361,14 @@ void paceline_turned(const void* x, long step, const float* cos, const float* si
     else turned((const float*)x, step, cos, sin, sign, (float*)out, rows, heads, d, threads);
 }
 
-void paceline_score(const float* logits, const int64_t* ids, float temperature, float* logp, float* sums, float* entropy, long rows, long size,
-                    int threads) {
-    score(logits, ids, temperature, logp, sums, entropy, rows, size, threads);
+void paceline_score(const float* logits, const int64_t* ids, float temperature, float* logp, float* entropy, long rows, long size, int threads) {
+    score(logits, ids, temperature, logp, entropy, rows, size, threads);
 }
 
-void paceline_score_backward(const float* logits, const int64_t* ids, const float* sums, const float* grad, float temperature, void* out,
+void paceline_score_backward(const float* logits, const int64_t* ids, const float* logp, const float* grad, float temperature, void* out,
                              long rows, long size, int half, int threads) {
-    if (half) score_backward(logits, ids, sums, grad, temperature, (Half*)out, rows, size, threads);
-    else score_backward(logits, ids, sums, grad, temperature, (float*)out, rows, size, threads);
+    if (half) score_backward(logits, ids, logp, grad, temperature, (Half*)out, rows, size, threads);
+    else score_backward(logits, ids, logp, grad, temperature, (float*)out, rows, size, threads);
 }
 
 void paceline_attend_texts(const Blocks* of, const void* q, const void* k, const void* v, void* out, int half) {
