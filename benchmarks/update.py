@@ -103,6 +103,9 @@ def side(way: str, size: Size, updates: int, profiled: bool) -> dict[str, Any]:
         kernels=kernels(config.kernels),
     )
     walls, busy, parts = [], [], []
+    if profiled:  # memory is faulted in during the first update
+        trainer.accumulate(size.batch(updates))
+        trainer.step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=False) if profiled else nullcontext() as recorded:
         for update in range(updates):
             batch, started, used = size.batch(update), time.perf_counter(), time.process_time()

@@ -10,6 +10,8 @@ namespace {
 
 constexpr long TOGETHER = 64;  // rows whose share of a weight's gradient is added up before it meets that of others
 
+constexpr long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
+
 inline float total(const Lanes& lanes) {
     float parts[LANES], sum = 0;
     std::memcpy(parts, &lanes, sizeof parts);
@@ -81,6 +83,8 @@ void turned(const T* x, long step, const float* cos, const float* sin, float sig
 
 // ---- log-probs
 
+constexpr long PIECE = 1024;
+
 // z = logits / temperature [rows, size] -> z[id] - logsumexp(z), and the entropy of softmax(z) if asked for.
 void score(const float* logits, const int64_t* ids, float temperature, float* logp, float* entropy, long rows, long size, int threads) {
     const float cold = 1.0f / temperature;
@@ -95,20 +99,19 @@ void score(const float* logits, const int64_t* ids, float temperature, float* lo
         for (; i < size; i++) largest[0] = z[i] > largest[0] ? z[i] : largest[0];
         const float most = *std::max_element(largest, largest + LANES);
         double whole = 0, weighted = 0;
-        for (long start = 0; start < size; start += 1024) {  // float32 within a part, so that 10^5 small shares do not drown
+        for (long start = 0; start < size; start += PIECE) {  // float32 within a piece, so that 10^5 small shares do not drown
+            float below[PIECE], shares[PIECE];
+            const long count = std::min(PIECE, size - start);
+            for (long t = 0; t < count; t++) {
+                const float distance = (z[start + t] - most) * cold;
+                below[t] = distance < -100.0f ? -100.0f : distance;  // its share is 0: infinitely many of no share would count as NaN
+            }
+            for (long t = count; t < up(count, LANES); t++) below[t] = -100.0f;
+            for (long t = 0; t < up(count, LANES); t++) shares[t] = exponential(below[t]);
             Lanes mass = {}, moment = {};
-            const long end = std::min(start + 1024, size);
-            long t = start;
-            for (; t + LANES <= end; t += LANES)
-                for (int j = 0; j < LANES; j++) {
-                    const float below = (z[t + j] - most) * cold, share = exponential(below);
-                    mass[j] += share;
-                    moment[j] += share * (below > -100.0f ? below : below == below ? -100.0f : below);
-                }
-            for (; t < end; t++) {
-                const float below = (z[t] - most) * cold, share = exponential(below);
-                mass[0] += share;
-                moment[0] += share * (below > -100.0f ? below : below == below ? -100.0f : below);
+            for (long t = 0; t < up(count, LANES); t += LANES) {
+                const Lanes here = *reinterpret_cast<Lanes*>(shares + t);
+                mass += here, moment += here * *reinterpret_cast<Lanes*>(below + t);
             }
             whole += total(mass), weighted += total(moment);
         }
@@ -136,8 +139,6 @@ void score_backward(const float* logits, const int64_t* ids, const float* logp, 
 // ---- attention
 
 constexpr long ROWS = 6, VECTORS = 4, QUERIES = 16, EVEN = 3 * LANES;  // EVEN: a multiple of ROWS and of LANES
-
-constexpr long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
 // ROWS rows and V vectors of C (+)= A B. A[i][l] lies at a + i a_row + l a_col; rows of B and C at steps.
 template <int V>
