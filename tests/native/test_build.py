@@ -105,10 +105,22 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_a_damaged_library_is_made_again(cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", [0, 3 / 4, 1], ids=["nothing is left", "a part is left", "one bit is another"])
+def test_a_damaged_library_is_made_again_and_not_opened(tmp_path, monkeypatch, kept):
+    source(tmp_path, monkeypatch, ANSWER)
+    monkeypatch.setattr(build, "_opened", lambda path: path)  # this process would not survive a part of one
+    made = library()
+    whole = made.read_bytes()
+    made.write_bytes(whole[: int(kept * len(whole))] if kept < 1 else whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert library().read_bytes() == whole
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_opened_is_made_again(cache, tmp_path, monkeypatch):
     source(tmp_path, monkeypatch, ANSWER)
     cache.mkdir()
-    (cache / f"kernels-{build._digest(machine.compiler())}.so").write_bytes(b"not a library")
+    other = b"not a library"
+    (cache / f"kernels-{build._digest(machine.compiler())}-{build._short(other)}.so").write_bytes(other)
     assert library().answer() == 42
 
 

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -35,27 +36,34 @@ def library() -> ctypes.CDLL:
     """The compiled kernels, in $PACELINE_CACHE, by default ~/.cache/paceline. BuildError where they cannot be had.
 
     Threads are those of torch: the library is linked without a runtime of its own and takes the functions of the one in this process.
-    A file that cannot be opened is made again.
+    A file that is damaged or cannot be opened is made again.
     """
     try:
         found = compiler()
         if found is None:
             raise BuildError(f"no C++ compiler ({os.environ.get('CXX') or 'g++ or clang++'}) on the path")
-        target = cache_directory() / f"kernels-{_digest(found)}.so"
-        if target.exists():
-            try:
-                return _opened(target)
-            except OSError:
-                target.unlink()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with alone(target.parent / ".kernels.lock"):  # processes that start together wait for the one that compiles
-            if not target.exists():
-                _make(found, target)
-            return _opened(target)
+        directory, code = cache_directory(), _digest(found)
+        if (ready := _ready(directory, code)) is not None:
+            return ready
+        directory.mkdir(parents=True, exist_ok=True)
+        with alone(directory / ".kernels.lock"):  # processes that start together wait for the one that compiles
+            return _ready(directory, code) or _opened(_make(found, directory, code))
     except BuildError:
         raise
     except (OSError, RuntimeError) as error:
         raise BuildError(f"{type(error).__name__}: {error}") from error
+
+
+def _ready(directory: Path, code: str) -> ctypes.CDLL | None:
+    """The library of this code in the cache; None where there is none whose bytes are those its name tells, and that can be opened.
+
+    To open a part of one would end the process: the system kills who reads behind the end of a mapped file.
+    """
+    for path in sorted(directory.glob(f"kernels-{code}-*.so")):
+        with suppress(OSError):
+            if path.stem.endswith(f"-{_short(path.read_bytes())}"):
+                return _opened(path)
+    return None
 
 
 def _digest(by: Sequence[str]) -> str:
@@ -63,19 +71,25 @@ def _digest(by: Sequence[str]) -> str:
     name, features = processor()
     system = (platform.machine(), platform.libc_ver(), name, sorted(features))
     parts = ([path.read_text() for path in (HEADER, *SOURCES)], tuple(by), _run([*by, "--version"]).stdout, _FLAGS, _HERE, _THREADS, system)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return _short(repr(parts).encode())
 
 
-def _make(by: Sequence[str], target: Path) -> None:
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _make(by: Sequence[str], cache: Path, code: str) -> Path:
     """Compile, with threads if what comes of it finds their runtime here; the library is in place when it is whole."""
     known = [flag for flag in (_HERE, _THREADS) if not _run([*by, flag, "-x", "c++", "-E", os.devnull]).returncode]
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".kernels-") as directory:
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".kernels-") as directory:
         linked = Path(directory, "kernels.so")
         _compile(by, known, linked)
         if _THREADS in known and not _opens(linked):
             _compile(by, [flag for flag in known if flag != _THREADS], linked)
         sync(linked)
+        target = cache / f"kernels-{code}-{_short(linked.read_bytes())}.so"
         os.replace(linked, target)
+        return target
 
 
 def _compile(by: Sequence[str], flags: Sequence[str], linked: Path) -> None:
