@@ -159,6 +159,10 @@ def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch: pytest.
     assert "V w x 4 bytes" in done.stdout
     assert "warning: trainer.kernels = auto" in call("plan", QUICKSTART, "rollout.kernels=torch").stderr
     assert "warning: rollout.kernels = auto" in call("plan", QUICKSTART, "pool.trainer_device=cuda").stderr
+    assert (
+        "warning: trainer.kernels = native: no C++ compiler on the path, so a run will be refused here"
+        in call("plan", QUICKSTART, "trainer.kernels=native").stderr
+    )
     for words in (("rollout.kernels=torch", "trainer.kernels=torch"), ("pool.rollout_devices=[cuda:0]", "trainer.kernels=torch")):
         assert "compiler" not in call("plan", QUICKSTART, *words).stderr
 

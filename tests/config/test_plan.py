@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,15 @@ def test_a_trainer_with_panels_keeps_the_head_twice_in_bfloat16_and_makes_no_pro
     assert wide["trainer", "logits"] == 6 * 10 * (4 + 4)
     filtered = items(config(*FEW, "rollout.top_p=0.9", "rollout.train_on_filtered=true"), panels=True)
     assert filtered["trainer", "logits"] == 4 * 6 * 10 * 4, "kept sets need probabilities"
+
+
+def test_a_reference_of_its_own_counts_with_its_own_sizes() -> None:
+    chosen, larger = config(*FEW, "algorithm.kl=k3", "algorithm.kl_weight=0.1", "algorithm.reference=larger"), replace(SMALL, layers=9)
+    own, other = (
+        {m.what: m.bytes for m in memory(chosen, SMALL, 2, panels=False, trainer_panels=False, reference=shape)} for shape in (None, larger)
+    )
+    assert other["reference model"] - own["reference model"] == 2 * 2 * (larger.parameters - SMALL.parameters)
+    assert other.keys() == own.keys()
 
 
 def test_every_letter_of_a_memory_formula_is_explained_below_the_plan() -> None:

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.load import load
+from paceline.models.packed import LoadedModel
 from paceline.models.tiny import write_tiny
 from paceline.native.build import library
 from paceline.native.calls import Kernels, kernels
@@ -35,7 +36,7 @@ class Bench:
         tiny: Path,
         *,
         dtype: str = "float32",
-        reference: bool = False,
+        reference: bool | LoadedModel = False,
         updates: int = 100,
         kernels: Kernels | None = None,
         **sections: dict[str, Any],
@@ -49,7 +50,7 @@ class Bench:
             rollout=RolloutConfig(**({"max_tokens": 8} | sections.get("rollout", {}))),
             model=config,
             total_updates=updates,
-            reference=load(config) if reference else None,
+            reference=load(config) if reference is True else reference or None,
             kernels=kernels,
         )
 
@@ -186,6 +187,13 @@ def test_a_reference_given_is_measured_against_without_a_weight_and_none_is_kept
     none = Bench(tiny, algorithm={"kl": "k3"})
     none.trainer.accumulate([group(0)])
     assert "kl" not in none.trainer.step().metrics
+
+
+@pytest.mark.parametrize("tokens", [200, 400])
+def test_a_reference_with_another_vocabulary_is_refused(tiny: Path, tmp_path: Path, tokens: int) -> None:
+    config = ModelConfig(path=str(write_tiny(tmp_path / "other", vocab_size=tokens)), dtype="float32")
+    with pytest.raises(ConfigError, match=rf"algorithm.reference = '.*other': it has {tokens} tokens and the policy 271"):
+        Bench(tiny, reference=load(config), algorithm={"kl": "k3", "kl_weight": 0.1})
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")

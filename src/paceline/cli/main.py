@@ -221,6 +221,7 @@ def _at_home(file: Path, overrides: Sequence[str]) -> list[str]:
 def _present(config: Config) -> None:
     """Refuse what names files that are not there, before anything heavy is loaded."""
     _shape(config)
+    _reference_shape(config)
     if missing := missing_files(config):
         raise refuse(missing, "the configuration")
 
@@ -248,7 +249,8 @@ def _print_plan(config: Config) -> None:
     rows = [task_rows(task, section) for section, task in task_sections(config).items() if section != "eval.task"]
     shape = _shape(config)
     engine, trainer = (shape is not None and _panels(config, shape, which) for which in (_decodes_by_kernels, _trains_by_kernels))
-    console.print(plan_text(make_plan(config, rows, shape, panels=engine, trainer_panels=trainer)))
+    plan = make_plan(config, rows, shape, panels=engine, trainer_panels=trainer, reference=_reference_shape(config))
+    console.print(plan_text(plan))
 
 
 def _panels(config: Config, shape: ModelShape, wanted: Callable[[Config], bool]) -> bool:
@@ -263,9 +265,11 @@ def _lacking(config: Config) -> Iterator[str]:
         "rollout.kernels": (config.rollout.kernels, _decodes_by_kernels),
         "trainer.kernels": (config.trainer.kernels, _trains_by_kernels),
     }
-    asking = " and ".join(key for key, (choice, wanted) in chosen.items() if choice == "auto" and wanted(config))
-    if asking and config.model.dtype != "float64" and machine.compiler() is None:
-        yield f"{asking} = auto: no C++ compiler on the path, so a run takes longer; install g++ or clang++"
+    if config.model.dtype == "float64" or machine.compiler() is not None:
+        return
+    for setting, meaning in (("auto", "so a run takes longer"), ("native", "so a run will be refused here")):
+        if asking := " and ".join(key for key, (choice, wanted) in chosen.items() if choice == setting and wanted(config)):
+            yield f"{asking} = {setting}: no C++ compiler on the path, {meaning}; install g++ or clang++"
 
 
 def _decodes_by_kernels(config: Config) -> bool:
@@ -279,6 +283,12 @@ def _trains_by_kernels(config: Config) -> bool:
 def _shape(config: Config) -> ModelShape | None:
     """The model's sizes, where there is a model and they are known."""
     return model_shape(config.model.path) if config.rollout.engine != "emulated" else None
+
+
+def _reference_shape(config: Config) -> ModelShape | None:
+    """The same of a reference model that is not the starting weights."""
+    path = config.algorithm.reference
+    return model_shape(path, "algorithm.reference") if path is not None and config.rollout.engine != "emulated" else None
 
 
 @contextmanager

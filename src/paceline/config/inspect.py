@@ -43,11 +43,11 @@ _SIZES = {"num_hidden_layers", "hidden_size", "num_attention_heads", "intermedia
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
-def model_shape(path: str) -> ModelShape | None:
+def model_shape(path: str, key: str = "model.path") -> ModelShape | None:
     """The shape of a packaged model or of a local directory; None for a hub id (`name` or `owner/name`), whose files are not here, and
     for an architecture that names its sizes otherwise (GPT-2, OPT).
 
-    Raises ModelError when there is no such directory, or its config.json is missing or describes no model.
+    Raises ModelError when there is no such directory, or its config.json is missing or describes no model. key: the setting that named it.
     """
     if path in PACKAGED:
         return PACKAGED[path]
@@ -55,7 +55,7 @@ def model_shape(path: str) -> ModelShape | None:
         return _read_shape(Path(path) / "config.json")
     if _HUB_ID.fullmatch(path):
         return None
-    raise ModelError(f"model.path = {path}: no such directory, nor a packaged model ({', '.join(PACKAGED)}) or a hub id")
+    raise ModelError(f"{key} = {path}: no such directory, nor a packaged model ({', '.join(PACKAGED)}) or a hub id")
 
 
 def _read_shape(file: Path) -> ModelShape | None:

@@ -52,13 +52,16 @@ class Memory:
     formula: str
 
 
-def memory(config: Config, shape: ModelShape, groups_per_dispatch: int, *, panels: bool, trainer_panels: bool) -> tuple[Memory, ...]:
+def memory(
+    config: Config, shape: ModelShape, groups_per_dispatch: int, *, panels: bool, trainer_panels: bool, reference: ModelShape | None = None
+) -> tuple[Memory, ...]:
     """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D.
 
-    panels: the engine multiplies by compiled kernels (`native.machine`). trainer_panels: the trainer does so in the head.
+    panels: the engine multiplies by compiled kernels (`native.machine`). trainer_panels: the trainer does so in the head. reference: of a
+    reference model that is not the starting weights.
     """
     narrow = BYTES[config.model.dtype] < 4
-    trainer = _trainer(config, shape, groups_per_dispatch, trainer_panels)
+    trainer = _trainer(config, shape, groups_per_dispatch, trainer_panels, reference or shape)
     return (*_with_overhead(_engine(config, shape, panels), 10), *_with_overhead(trainer, 10 if narrow else 5))
 
 
@@ -100,7 +103,7 @@ def _served_formula(size: int) -> str:
     return "P b" if size == BYTES["float64"] else "(2 P b + V w (4 - b)), once more in the layout of the kernels, the head in float32"
 
 
-def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool) -> tuple[Memory, ...]:
+def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool, reference: ModelShape) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
     size = BYTES[config.model.dtype]
     master, head = max(4, size), shape.vocabulary * shape.width
@@ -113,7 +116,7 @@ def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels
         rounded = (2 * head * size, "V w b, once more in panels") if panels else (head * master, "V w m")
         stays.append(Memory("trainer", "rounded head", *rounded))
     if config.algorithm.kl != "none":
-        stays.append(Memory("trainer", "reference model", _served(shape, size), _served_formula(size)))
+        stays.append(Memory("trainer", "reference model", _served(reference, size), f"{_served_formula(size)} (of its own sizes)"))
     moments = _head_phase(config, shape, groups_per_dispatch, panels), _step_phase(shape, master)
     return (*stays, *max(moments, key=lambda items: sum(item.bytes for item in items)))
 

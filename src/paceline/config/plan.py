@@ -178,11 +178,17 @@ def _more_prompts(fixed: Schedule, groups: int) -> int:
 
 
 def plan(
-    config: Config, by_task: Sequence[int | None], shape: ModelShape | None, *, panels: bool = False, trainer_panels: bool = False
+    config: Config,
+    by_task: Sequence[int | None],
+    shape: ModelShape | None,
+    *,
+    panels: bool = False,
+    trainer_panels: bool = False,
+    reference: ModelShape | None = None,
 ) -> Plan:
     """Counts, token limits and memory of a run. by_task: rows of each training task, None = unknown; `shape` None leaves the memory out.
 
-    panels, trainer_panels: as `config.memory.memory`.
+    panels, trainer_panels, reference: as `config.memory.memory`.
     """
     fixed = schedule(config)
     rows = _all_rows(by_task)
@@ -209,5 +215,7 @@ def plan(
         sampled_tokens=sampled_tokens,
         trained_tokens=prompt_tokens + sampled_tokens,
         more_prompts=_more_prompts(fixed, groups),
-        memory=() if shape is None else memory(config, shape, fixed.groups_per_dispatch, panels=panels, trainer_panels=trainer_panels),
+        memory=()
+        if shape is None
+        else memory(config, shape, fixed.groups_per_dispatch, panels=panels, trainer_panels=trainer_panels, reference=reference),
     )

@@ -294,6 +294,12 @@ class TorchTrainer:
         if self._algorithm.kl == "none":
             return None
         if given is not None:
+            theirs, ours = given.model.shape.vocabulary, self._model.shape.vocabulary
+            if theirs != ours:
+                raise ConfigError(
+                    f"algorithm.reference = {str(given.directory)!r}: it has {theirs} tokens and the policy {ours}; "
+                    "a KL term compares log-probs over one vocabulary"
+                )
             if isinstance(given.model, Tunable):  # as the copy below is: where weights are equal, so are log-probs
                 given.model.tune(layers_again=False, compiled=self._trainer.compile, kernels=self._kernels)
             return given.model
