@@ -24,6 +24,17 @@ def logits(model: PackedModel, ids: torch.Tensor = IDS) -> torch.Tensor:
     return model.logits(model.hidden(ids, torch.arange(len(ids)), causal([len(ids)], model.shape.scale)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_attention_passes_on_what_is_no_number_however_short_the_text(dtype: torch.dtype) -> None:
+    for n in range(1, 40):
+        q, k, v = (torch.ones(n, heads, 16, dtype=dtype) for heads in (2, 1, 1))
+        q[n // 2 :, 0, 3] = torch.nan
+        found = causal([n], 0.25)(0, q, k, v).isnan().all(-1)
+        assert found[n // 2 :, 0].all(), n
+        assert not found[: n // 2].any(), n
+        assert not found[:, 1].any(), n
+
+
 def config(directory: Path, dtype: str = "float32", implementation: str = "slim") -> ModelConfig:
     return ModelConfig(path=str(directory), dtype=dtype, implementation=implementation)
 

@@ -9,6 +9,10 @@ from torch.nn import functional as F
 
 from paceline.models.packed import Attend
 
+_FEW = 32
+"""Rows of a text from which on torch's causal kernel is safe. Where they are fewer than a vector of the processor has numbers it gives 0
+for scores that are NaN, as if a broken model worked; with a mask it does not."""
+
 
 def causal(lengths: Sequence[int], scale: float) -> Attend:
     """Attention of each sequence over itself; rows are the sequences in order, `sum(lengths)` of them.
@@ -30,5 +34,7 @@ def causal(lengths: Sequence[int], scale: float) -> Attend:
 
 def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> torch.Tensor:
     """[n, heads, d] each -> [n, heads, d]."""
+    n = len(q)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+    mask = torch.ones(n, n, dtype=torch.bool, device=q.device).tril() if n < _FEW else None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)[0].transpose(0, 1)
