@@ -152,6 +152,12 @@ def test_a_plan_says_what_counts_what() -> None:
     assert rows["master weights"].startswith("538 ")
 
 
+def test_a_reference_model_that_is_not_there_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+    done = call("plan", QUICKSTART, "algorithm.kl=k3", "algorithm.kl_weight=0.1", f"algorithm.reference={tmp_path / 'gone'}")
+    assert done.exit_code != 0
+    assert f"algorithm.reference = {tmp_path / 'gone'}: no such directory" in done.stderr
+
+
 def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     done = call("plan", QUICKSTART)

@@ -207,6 +207,7 @@ def _load(words: Sequence[str] | None, settings: Sequence[str] | None) -> Config
     overrides = [*words[len(files) :], *(settings or ())]
     config = load(Path(files[0]), _at_home(Path(files[0]), overrides)) if files else load(None, overrides)
     _present(config)
+    _reference_shape(config)  # who scores a model needs none
     for warning in (*warnings(config), *_lacking(config)):
         typer.echo(f"warning: {warning}", err=True)
     return config
@@ -221,7 +222,6 @@ def _at_home(file: Path, overrides: Sequence[str]) -> list[str]:
 def _present(config: Config) -> None:
     """Refuse what names files that are not there, before anything heavy is loaded."""
     _shape(config)
-    _reference_shape(config)
     if missing := missing_files(config):
         raise refuse(missing, "the configuration")
 
