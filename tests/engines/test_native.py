@@ -123,6 +123,19 @@ def test_native_insists(tmp_path):
         wire.trainer_body(body_config(tmp_path, "trainer.kernels=native", f"model.path={tmp_path / 'narrow'}"))
 
 
+@pytest.mark.parametrize(("width", "words", "reason"), [
+    (32, (), r"heads of 8 numbers are no multiple of 16"),
+    (64, ("model.implementation=transformers",), r"only the slim decoder can"),
+])  # fmt: skip
+def test_native_insists_in_the_trainer_too(tmp_path, width, words, reason):
+    wire.trainer_body(body_config(tmp_path / "fits", "trainer.kernels=native"))
+    config = body_config(tmp_path, "trainer.kernels=native", *words)
+    write_tiny(tmp_path / "model", width=width)
+    with pytest.raises(ConfigError, match=rf"trainer.kernels = 'native': {reason}"):
+        wire.trainer_body(config)
+    wire.trainer_body(body_config(tmp_path / "other", "trainer.kernels=auto", *words))
+
+
 def test_a_process_with_other_kernels_than_its_deterministic_run_is_refused(tmp_path):
     config, name = body_config(tmp_path, "run.deterministic=true"), kernels("native").name
     wire.rollout_body(config, "rollout-0", name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.cli import emulated, tracking
 from paceline.cli.lazy import OnProgress
@@ -49,7 +49,7 @@ from paceline.types.records import Prompt, Sampling
 from paceline.types.results import AuditReport, EvalResult, Outcome
 
 if TYPE_CHECKING:
-    from paceline.native.calls import Choice, Kernels
+    from paceline.native.calls import Kernels
     from paceline.ports.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -454,7 +454,7 @@ def rollout_body(config: Config, instance: str, kernels_name: str = "") -> Worke
     loaded = load(config.model, device=device)
     tokenizer = load_tokenizer(loaded.directory)
     rollout = config.rollout
-    found = _kernels("rollout.kernels", rollout.kernels, device, instance, kernels_name)
+    found = _kernels(config, "rollout", device, instance, kernels_name)
     engine = TorchEngine(
         loaded,
         instance=instance,
@@ -487,13 +487,14 @@ def reward_body(config: Config, before: Mapping[str, str] | None = None, **argum
     return create(**arguments)
 
 
-def _kernels(key: str, choice: Choice, device: str, worker: str, bound_to: str) -> Kernels | None:
+def _kernels(config: Config, section: Literal["rollout", "trainer"], device: str, worker: str, bound_to: str) -> Kernels | None:
     """Compiled kernels for a worker. ConfigError where it must have them and cannot, or where the run is bound to others."""
     from paceline.native.calls import kernels
 
-    if device != "cpu" or choice == "torch":
+    choice = getattr(config, section).kernels
+    if device != "cpu" or choice == "torch" or (choice == "auto" and config.model.dtype == "float64"):
         return None
-    found = kernels(choice, key)
+    found = kernels(choice, f"{section}.kernels")
     if bound_to not in ("", found.name if found else "none"):
         have = found.name if found else "no compiled kernels"
         raise ConfigError(f"run.deterministic: {worker} has {have}, the run's compiled kernels are {bound_to}")
@@ -522,7 +523,7 @@ def trainer_body(config: Config, kernels_name: str = "") -> WorkerBody:
         total_updates=config.run.updates,
         reference=reference,
         deterministic=config.run.deterministic,
-        kernels=_kernels("trainer.kernels", config.trainer.kernels, device, "trainer", kernels_name),
+        kernels=_kernels(config, "trainer", device, "trainer", kernels_name),
     )
     return TrainerBody(trainer)
 
@@ -569,7 +570,7 @@ def data_body(config: Config) -> WorkerBody:
 
     directory, computer = resolve(config.model.path), dict[str, str]()
     if config.run.deterministic:
-        wanted = {config.rollout.kernels, config.trainer.kernels} != {"torch"}
+        wanted = config.model.dtype != "float64" and {config.rollout.kernels, config.trainer.kernels} != {"torch"}
         found = kernels() if wanted else None
         computer = numerics() | {KERNELS: found.name if found else "none"}
     return DataBody(config, load_tokenizer(directory), positions(directory), lambda: contents(config, resolve) | computer)

@@ -171,9 +171,10 @@ class Head:
 
         keep: the backward pass reads the logits again; else it makes them again. IndexError for an id that is none of the vocabulary.
         """
-        least, most, vocabulary = int(ids.min()), int(ids.max()), len(self._owner.weight)  # type: ignore[arg-type]
-        if least < 0 or most >= vocabulary:  # the kernels would read what lies beside the row
-            raise IndexError(f"token {most if most >= vocabulary else least} is none of a vocabulary of {vocabulary}")
+        vocabulary = len(self._owner.weight)  # type: ignore[arg-type]
+        odd = ids[(ids < 0) | (ids >= vocabulary)].tolist()
+        if odd:  # the kernels would read what lies beside the row
+            raise IndexError(f"token {odd[0]} is none of a vocabulary of {vocabulary}")
         found: tuple[torch.Tensor, torch.Tensor] = _HeadScores.apply(  # type: ignore[no-untyped-call]
             hidden, self._owner.weight, ids, temperature, entropy, keep, self, kernels
         )

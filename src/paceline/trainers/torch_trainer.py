@@ -25,7 +25,7 @@ from paceline.models.packed import LoadedModel, PackedModel, Tunable
 from paceline.models.store import export, fingerprint, write_tensors
 from paceline.native.calls import Kernels
 from paceline.trainers import checkpoint
-from paceline.trainers.attend import block_attend
+from paceline.trainers.attend import HEAD_UNIT, block_attend
 from paceline.trainers.checkpoint import Counters
 from paceline.trainers.measures import Measures
 from paceline.trainers.optimizer import Optimizer, learning_rate
@@ -407,8 +407,11 @@ def _scorer(model: PackedModel) -> Scorer | None:
 
 def _tune(model: PackedModel, trainer: TrainerConfig, kernels: Kernels | None) -> None:
     if isinstance(model, Tunable):
+        if trainer.kernels == "native" and model.shape.head_dim % HEAD_UNIT:
+            raise ConfigError(f"trainer.kernels = 'native': heads of {model.shape.head_dim} numbers are no multiple of {HEAD_UNIT}")
         model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile, kernels=kernels)
         return
-    wanted = [f"trainer.{key}" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
+    wanted = [f"trainer.{key} = true" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
+    wanted += ["trainer.kernels = 'native'"] * (trainer.kernels == "native")
     if wanted:
-        raise ConfigError(f"{' and '.join(wanted)} = true: only the slim decoder can; this model runs through its transformers class")
+        raise ConfigError(f"{' and '.join(wanted)}: only the slim decoder can; this model runs through its transformers class")
