@@ -505,17 +505,13 @@ def trainer_body(config: Config, kernels_name: str = "") -> WorkerBody:
     """Factory of the trainer worker. kernels_name: as of `rollout_body`."""
     from paceline.models.load import load
     from paceline.runtime.bodies import TrainerBody
-    from paceline.trainers.attend import misfit
     from paceline.trainers.torch_trainer import TorchTrainer
 
     reference, device = None, config.pool.trainer_device
     if config.algorithm.kl_weight > 0 and config.algorithm.reference is not None:
         reference = load(config.model.model_copy(update={"path": config.algorithm.reference}), device=device)
-    loaded = load(config.model, train=True, device=device)
-    if config.trainer.kernels == "native" and (reason := misfit(loaded.model.shape)):
-        raise ConfigError(f"trainer.kernels = 'native': {reason}")
     trainer = TorchTrainer(
-        loaded,
+        load(config.model, train=True, device=device),
         algorithm=config.algorithm,
         trainer=config.trainer,
         rollout=config.rollout,

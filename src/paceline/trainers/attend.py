@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.models.kernels import bfloat16_products
-from paceline.models.packed import Attend, Shape
+from paceline.models.packed import Attend
 from paceline.models.rowwise import gapless
 from paceline.native.calls import DTYPES, Blocks, Kernels
 from paceline.trainers.packing import Block
@@ -119,11 +119,6 @@ def block_attend(
         return result
 
     return attend
-
-
-def misfit(shape: Shape) -> str:
-    """Why compiled kernels leave the attention of such a model to torch's operators; empty where they do not."""
-    return f"attention is compiled for heads of multiples of {_HEAD_UNIT}, not {shape.head_dim}" if shape.head_dim % _HEAD_UNIT else ""
 
 
 @dataclass(frozen=True, slots=True)
