@@ -288,8 +288,8 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
     plain: list[dict[str, Any]] = []
     timed: Sides = {"trl": [], "paceline": []}
     watched: Sides = {"trl": [], "paceline": []}
-    for sides, times in ((timed, repeats), (watched, min(repeats, WATCHED))):
-        for repeat in range(times):
+    for sides, turns in ((timed, repeats), (watched, min(repeats, WATCHED))):
+        for repeat in range(turns):
             sides["trl"].append(run("trl", job, repeat, sides is watched, **settings))
             sides["paceline"].append(run("paceline", job, repeat, sides is watched))
             if sides is timed:
