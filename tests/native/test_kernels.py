@@ -1,8 +1,14 @@
 """Each compiled kernel says what torch's operators say, and a row's bits depend on that row alone."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+from native_help import numbers
 
 from paceline.engines.paged import PagedAttention
 from paceline.engines.pages import PagePool, Span
@@ -15,18 +21,6 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on t
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = ((1, 1), (2, 15), (3, 16), (7, 33), (9, 64), (17, 576), (64, 577))
 """Rows and width: below, at and beside the width of a vector, and enough of them for a second thread."""
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def native(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield kernels("native")
-    torch.set_num_threads(before)
-
-
-def numbers(*size, dtype=torch.float32, seed=0, scale=1.0):
-    return (scale * torch.randn(size, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
 def close(found, expected, units=1):

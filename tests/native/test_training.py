@@ -1,8 +1,14 @@
 """Each compiled backward pass says what autograd says in float64, and threads change no bit of it."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+from native_help import numbers
 
 from paceline.models.rowwise import gapless, gated, norm, rotate
 from paceline.native.calls import kernels
@@ -14,18 +20,6 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on t
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = ((1, 1), (2, 15), (3, 16), (65, 33), (130, 64), (9, 577))
 """Rows and width: at and beside the width of a vector and the number of rows that are added up together."""
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def native(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield kernels("native")
-    torch.set_num_threads(before)
-
-
-def numbers(*size, dtype=torch.float32, seed=0, scale=1.0):
-    return (scale * torch.randn(size, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 
 def close(found, expected, dtype, units=1.0):

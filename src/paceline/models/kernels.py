@@ -236,10 +236,7 @@ class _HeadProduct(torch.autograd.Function):
         """Gradient of hidden in its dtype."""
         (hidden,), weight = ctx.saved_tensors, ctx.weight
         grad = grads[0].to(hidden.dtype)
-        for_hidden = grad @ weight.detach().to(hidden.dtype) if ctx.needs_input_grad[0] else None
-        if ctx.needs_input_grad[1]:
-            _grow(weight, grad.t() @ hidden)
-        return for_hidden, None, None
+        return _through_head(ctx, grad, hidden, weight, lambda: weight.detach().to(hidden.dtype)), None, None
 
 
 class _HeadScores(torch.autograd.Function):
@@ -274,10 +271,17 @@ class _HeadScores(torch.autograd.Function):
                 logits = ctx.head.logits(hidden, ctx.kernels)
         grad = ctx.kernels.score_backward(logits, ids, logp, grads[0].contiguous(), ctx.temperature, hidden.dtype)
         del logits
-        for_hidden = grad @ ctx.head.rounded(hidden.dtype) if ctx.needs_input_grad[0] else None
-        if ctx.needs_input_grad[1]:
-            _grow(ctx.weight, grad.t() @ hidden)
-        return for_hidden, *[None] * 7
+        return _through_head(ctx, grad, hidden, ctx.weight, lambda: ctx.head.rounded(hidden.dtype)), *[None] * 7
+
+
+def _through_head(
+    ctx: Any, grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, matrix: Callable[[], torch.Tensor]
+) -> torch.Tensor | None:
+    """Gradient of hidden [N, width], the first input, given that of the logits in its dtype; that of the weights, the second, adds up."""
+    for_hidden = grad @ matrix() if ctx.needs_input_grad[0] else None
+    if ctx.needs_input_grad[1]:
+        _grow(weight, grad.t() @ hidden)
+    return for_hidden
 
 
 def lookup(ids: torch.Tensor, weight: torch.Tensor, padding: int | None, dtype: torch.dtype) -> torch.Tensor:

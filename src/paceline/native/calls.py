@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float32)
 PANEL = 48
 """Outputs of a panel."""
+LANES = 16
+"""Numbers of a vector; attention in training takes heads of multiples of it."""
 _TOGETHER = 64
 """Rows whose share of a weight's gradient is added up together."""
 
@@ -72,8 +74,9 @@ class Kernels:
     def __init__(self, compiled: ctypes.CDLL) -> None:
         self.name = f"kernels {hashlib.sha256(Path(compiled._name).read_bytes()).hexdigest()[:16]}"
         """Names the code, by its bytes."""
-        agreed = (compiled.paceline_panel(), compiled.paceline_longest_page())
-        assert agreed == (PANEL, LONGEST_PAGE), f"kernels.cpp has panels and pages of {agreed}"
+        names, ours = ("panel", "longest_page", "lanes", "together"), (PANEL, LONGEST_PAGE, LANES, _TOGETHER)
+        agreed = tuple(int(getattr(compiled, f"paceline_{name}")()) for name in names)
+        assert agreed == ours, f"{names}: the library has {agreed}, this file {ours}"
         self._threaded = bool(compiled.paceline_threaded())
         pointer, long, real, flag = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
         self._add_norm, self._place = compiled.paceline_add_norm, compiled.paceline_place
@@ -174,8 +177,8 @@ class Kernels:
 
     def norm_backward(self, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of x [T, width], in its dtype, and of weight [width], float32, given that of RMSNorm's result."""
-        for_x, for_weight = torch.empty_like(x), torch.empty(x.shape[1])
-        parts = torch.empty(-(-x.shape[0] // _TOGETHER), x.shape[1])
+        for_x, for_weight = torch.empty_like(x), torch.empty(x.shape[1], dtype=torch.float32)
+        parts = torch.empty(-(-x.shape[0] // _TOGETHER), x.shape[1], dtype=torch.float32)
         self._norm_backward(
             x.data_ptr(), grad.data_ptr(), weight.data_ptr(), for_x.data_ptr(), for_weight.data_ptr(), parts.data_ptr(),
             x.shape[0], x.shape[1], eps, x.dtype == torch.bfloat16, torch.get_num_threads(),
@@ -204,7 +207,7 @@ class Kernels:
         """logits [n, vocabulary] float32, ids [n] -> of softmax(logits / temperature): log-prob of each id, and the entropy or [0]; each
         [n] float32."""
         rows, size = logits.shape
-        logp, spread = torch.empty(rows), torch.empty(rows if entropy else 0)
+        logp, spread = (torch.empty(n, dtype=torch.float32) for n in (rows, rows if entropy else 0))
         self._score(
             logits.data_ptr(), ids.data_ptr(), temperature, logp.data_ptr(), spread.data_ptr() if entropy else None,
             rows, size, torch.get_num_threads(),

@@ -63,4 +63,20 @@ template <class T> float squares(const T* x, long width) {
     return total;
 }
 
+inline float total(const Lanes& lanes) {
+    float parts[LANES], sum = 0;
+    std::memcpy(parts, &lanes, sizeof parts);
+    for (float part : parts) sum += part;
+    return sum;
+}
+
+// One head of d numbers, turned by cos and sin [d] to `to`, which may be where it lies; `sign` -1 turns back.
+template <class T> void turn(const T* from, T* to, const float* cos, const float* sin, float sign, long d) {
+    for (long i = 0; i < d / 2; i++) {
+        const float low = wide(from[i]), high = wide(from[i + d / 2]);
+        to[i] = narrow<T>(low * cos[i] + high * (sign * sin[i]));
+        to[i + d / 2] = narrow<T>(high * cos[i + d / 2] + low * (sign * sin[i + d / 2]));
+    }
+}
+
 }  // namespace

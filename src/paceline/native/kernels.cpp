@@ -22,15 +22,6 @@ void add_norm(T* x, const T* added, const T* weight, T* out, long rows, long wid
     }
 }
 
-template <class T>
-void turn(T* x, const float* cos, const float* sin, long d) {
-    for (long i = 0; i < d / 2; i++) {
-        const float low = wide(x[i]), high = wide(x[i + d / 2]);
-        x[i] = narrow<T>(low * cos[i] + high * sin[i]);
-        x[i + d / 2] = narrow<T>(high * cos[i + d / 2] + low * sin[i + d / 2]);
-    }
-}
-
 // rows [T, heads + 2 kv_heads, d] in place: q and k are scaled by their norms (if any) and turned.
 template <class T>
 void place(T* rows, const T* q_norm, const T* k_norm, float eps, const float* cos, const float* sin, long count, long heads, long kv_heads,
@@ -42,7 +33,7 @@ void place(T* rows, const T* q_norm, const T* k_norm, float eps, const float* co
             T* x = rows + row * width + head * d;
             const T* weight = head < heads ? q_norm : k_norm;
             if (weight) scale_row(x, weight, x, d, eps);
-            turn(x, cos + row * d, sin + row * d, d);
+            turn(x, x, cos + row * d, sin + row * d, 1.0f, d);
         }
 }
 
@@ -244,10 +235,9 @@ template <int D, int R> struct Queries {
 
     template <class T> void end(T* rows) const {
         for (int r = 0; r < R; r++) {
-            float copy[D], parts[LANES], whole = 0;
+            float copy[D];
+            const float whole = ::total(total[r]);
             std::memcpy(copy, result[r], sizeof copy);
-            std::memcpy(parts, &total[r], sizeof parts);
-            for (float part : parts) whole += part;
             for (int i = 0; i < D; i++) rows[r * D + i] = narrow<T>(copy[i] / whole);
         }
     }
@@ -341,6 +331,7 @@ extern "C" {
 
 int paceline_panel() { return PANEL; }
 int paceline_longest_page() { return LONGEST_PAGE; }
+int paceline_lanes() { return LANES; }
 int paceline_threaded() {
 #ifdef _OPENMP
     return 1;

@@ -12,13 +12,6 @@ constexpr long TOGETHER = 64;  // rows whose share of a weight's gradient is add
 
 constexpr long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
-inline float total(const Lanes& lanes) {
-    float parts[LANES], sum = 0;
-    std::memcpy(parts, &lanes, sizeof parts);
-    for (float part : parts) sum += part;
-    return sum;
-}
-
 // With u = x / sqrt(mean(x^2) + eps) and h = grad * weight: for_x = (h - u mean(h u)) / sqrt(mean(x^2) + eps), for_weight = sum of grad * u.
 template <class T>
 void norm_backward(const T* x, const T* grad, const T* weight, T* for_x, float* for_weight, float* parts, long rows, long width, float eps,
@@ -67,18 +60,9 @@ template <class T> void gate_backward(const T* gate_up, const T* grad, T* out, l
 template <class T>
 void turned(const T* x, long step, const float* cos, const float* sin, float sign, T* out, long rows, long heads, long d, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows * heads * d > LITTLE)
-    for (long row = 0; row < rows; row++) {
-        const float *c = cos + row * d, *s = sin + row * d;
-        for (long head = 0; head < heads; head++) {
-            const T* from = x + row * step + head * d;
-            T* to = out + (row * heads + head) * d;
-            for (long i = 0; i < d / 2; i++) {
-                const float low = wide(from[i]), high = wide(from[i + d / 2]);
-                to[i] = narrow<T>(low * c[i] + high * (sign * s[i]));
-                to[i + d / 2] = narrow<T>(high * c[i + d / 2] + low * (sign * s[i + d / 2]));
-            }
-        }
-    }
+    for (long row = 0; row < rows; row++)
+        for (long head = 0; head < heads; head++)
+            turn(x + row * step + head * d, out + (row * heads + head) * d, cos + row * d, sin + row * d, sign, d);
 }
 
 // ---- log-probs
@@ -343,6 +327,8 @@ void attend_texts_backward(const Blocks& of, const void* q, const void* k, const
 }  // namespace
 
 extern "C" {
+
+int paceline_together() { return TOGETHER; }
 
 void paceline_norm_backward(const void* x, const void* grad, const void* weight, void* for_x, float* for_weight, float* parts, long rows,
                             long width, float eps, int half, int threads) {

@@ -19,13 +19,11 @@ from torch.nn import functional as F
 from paceline.models.kernels import bfloat16_products
 from paceline.models.packed import Attend
 from paceline.models.rowwise import gapless
-from paceline.native.calls import DTYPES, Blocks, Kernels
+from paceline.native.calls import DTYPES, LANES, Blocks, Kernels
 from paceline.trainers.packing import Block
 
 _TILE_ROWS = 128
 """Rows of a tile: later rows, and samples that have ended before, are not in it."""
-HEAD_UNIT = 16
-"""Compiled kernels take heads of multiples of this."""
 _TILE_SCORES = 500_000
 """Scores of a tile per head, at most, where more than one sample is in it."""
 
@@ -113,7 +111,7 @@ def block_attend(
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """As `Attend`."""
-        if q.dtype not in DTYPES or q.shape[2] % HEAD_UNIT:
+        if q.dtype not in DTYPES or q.shape[2] % LANES:
             return written_out(layer, q, k, v)
         result: torch.Tensor = _Compiled.apply(q, k, v, layout, kernels)  # type: ignore[no-untyped-call]
         return result

@@ -23,9 +23,9 @@ from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.models.packed import LoadedModel, PackedModel, Tunable
 from paceline.models.store import export, fingerprint, write_tensors
-from paceline.native.calls import Kernels
+from paceline.native.calls import LANES, Kernels
 from paceline.trainers import checkpoint
-from paceline.trainers.attend import HEAD_UNIT, block_attend
+from paceline.trainers.attend import block_attend
 from paceline.trainers.checkpoint import Counters
 from paceline.trainers.measures import Measures
 from paceline.trainers.optimizer import Optimizer, learning_rate
@@ -407,8 +407,8 @@ def _scorer(model: PackedModel) -> Scorer | None:
 
 def _tune(model: PackedModel, trainer: TrainerConfig, kernels: Kernels | None) -> None:
     if isinstance(model, Tunable):
-        if trainer.kernels == "native" and model.shape.head_dim % HEAD_UNIT:
-            raise ConfigError(f"trainer.kernels = 'native': heads of {model.shape.head_dim} numbers are no multiple of {HEAD_UNIT}")
+        if trainer.kernels == "native" and model.shape.head_dim % LANES:
+            raise ConfigError(f"trainer.kernels = 'native': heads of {model.shape.head_dim} numbers are no multiple of {LANES}")
         model.tune(layers_again=trainer.checkpoint_activations, compiled=trainer.compile, kernels=kernels)
         return
     wanted = [f"trainer.{key} = true" for key in ("checkpoint_activations", "compile") if getattr(trainer, key)]
