@@ -24,7 +24,8 @@ from paceline.algo.logprobs import token_logprobs
 from paceline.config.load import load as load_config
 from paceline.config.schema import AlgorithmConfig, Config, TrainerConfig
 from paceline.models.load import load
-from paceline.models.packed import PackedModel
+from paceline.models.slim import SlimDecoder
+from paceline.native.calls import kernels
 from paceline.ports.rollout import Failure
 from paceline.trainers.attend import block_attend
 from paceline.trainers.packing import pack, plan
@@ -63,13 +64,17 @@ def _drained(serving: Any, count: int) -> list[Trajectory]:
 
 
 @torch.no_grad()
-def scored(model: PackedModel, sequences: Sequence[TrainingSequence], trainer: TrainerConfig, temperature: float) -> Floats:
+def scored(model: SlimDecoder, sequences: Sequence[TrainingSequence], trainer: TrainerConfig, temperature: float) -> Floats:
     """Log-prob of every sampled token as the trainer computes it, in the order of the sequences."""
-    parts = []
+    parts, native = [], kernels(trainer.kernels)
+    model.tune(layers_again=False, compiled=False, kernels=native)
     for batch in plan(sequences, trainer.micro_batch_tokens).batches:
         packed = pack([sequences[index] for index in batch.sequences])
-        hidden = model.hidden(packed.ids, packed.positions, block_attend(packed.blocks, model.shape.scale, torch.device("cpu")))
-        scores = token_logprobs(hidden[packed.rows], packed.targets, model.logits, temperature=temperature, chunk=trainer.head_chunk)
+        attend = block_attend(packed.blocks, model.shape.scale, torch.device("cpu"), kernels=native)
+        hidden = model.hidden(packed.ids, packed.positions, attend)[packed.rows]
+        scores = token_logprobs(
+            hidden, packed.targets, model.logits, temperature=temperature, chunk=trainer.head_chunk, scorer=model.scores
+        )
         parts.append(scores.logp)
     return torch.cat(parts).double().numpy()
 
@@ -77,6 +82,7 @@ def scored(model: PackedModel, sequences: Sequence[TrainingSequence], trainer: T
 def differences(config: Config, tokens: int) -> tuple[Floats, dict[str, Any]]:
     """trainer - engine for every token, and what the tokens are."""
     model = load(config.model, train=True).model
+    assert isinstance(model, SlimDecoder)
     parts, answers, started = [], 0, time.perf_counter()
     for groups in generated(config, tokens):
         sequences = training_sequences(groups, AlgorithmConfig(), filtered=False, max_tokens=config.rollout.max_tokens)
