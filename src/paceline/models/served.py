@@ -50,7 +50,6 @@ class ServedDecoder:
         self._holders: Sequence[nn.Module] = [module for module in decoder.modules() if module._parameters]
         self._key: list[tuple[int, int]] = []
         self._layers: list[_Layer] = []
-        self._head: Product = decoder.head
         self._cos = self._sin = torch.empty(0, 1, self.shape.head_dim)
         self._check()
         self.alike = all(kernels.multiplies(tensor) for tensor in decoder.parameters() if tensor.dim() == 2)
@@ -75,8 +74,7 @@ class ServedDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `PackedModel`."""
-        self._current()
-        return self._head(hidden.contiguous())
+        return self._decoder.head.served(self._kernels)(hidden.contiguous())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """As `PackedModel`."""
@@ -93,9 +91,9 @@ class ServedDecoder:
         ]
         if found != self._key:
             self._check()
-            self._layers, self._head = [], self._decoder.head  # their memory serves the next ones
+            self._layers = []  # their memory serves the next ones
             self._layers = [self._layer(number, block) for number, block in enumerate(self._decoder.model.layers)]
-            self._head, self._key = self._decoder.head.served(self._kernels), found
+            self._key = found
         return self._layers
 
     def _check(self) -> None:

@@ -128,8 +128,9 @@ class Kernels:
 
         The bits of a row do not depend on how many there are.
         """
-        out = torch.empty(x.shape[0], outs, dtype=torch.float32 if wide else x.dtype)
         half = x.dtype == torch.bfloat16
+        assert packed.dtype == (torch.int32 if half else x.dtype), f"rows of {x.dtype}, a matrix of {packed.dtype}"
+        out = torch.empty(x.shape[0], outs, dtype=torch.float32 if wide else x.dtype)
         self._product(
             x.data_ptr(), packed.data_ptr(), bias.data_ptr() if bias is not None else None, out.data_ptr(),
             x.shape[0], x.shape[1], outs, half, half and not wide, torch.get_num_threads(),

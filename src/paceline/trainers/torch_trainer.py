@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.algo.correction import Correction
-from paceline.algo.logprobs import Scorer, TokenScores, token_logprobs
+from paceline.algo.logprobs import TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
 from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
@@ -29,7 +29,8 @@ from paceline.trainers.attend import block_attend
 from paceline.trainers.checkpoint import Counters
 from paceline.trainers.measures import Measures
 from paceline.trainers.optimizer import Optimizer, learning_rate
-from paceline.trainers.packing import Block, PackedBatch, by_group, pack, plan
+from paceline.trainers.packing import PackedBatch, by_group, pack, plan
+from paceline.trainers.probing import Probing, scorer
 from paceline.trainers.sequences import TrainingSequence, training_sequences
 from paceline.types.errors import CheckpointError, ConfigError, TrainerError
 from paceline.types.progress import ProbeReport, UpdateReport
@@ -88,6 +89,7 @@ class TorchTrainer:
         self._optimizer = Optimizer(self._weights, trainer)
         self._kernels = kernels if self._device.type == "cpu" else None
         _tune(self._model, trainer, self._kernels)
+        self._probing = Probing(self._model, self._device, trainer.head_chunk, self._kernels)
         self._reference = self._make_reference(reference)
         self._counters = Counters()
         self._pending = _Pending()
@@ -172,23 +174,11 @@ class TorchTrainer:
             raise TrainerError(f"probe after update {self._counters.update} moved the published weights: ask right after publish")
         if len(ids) < 2:
             raise TrainerError(f"a probe needs at least 2 tokens, got {len(ids)}")
-        logprobs, serving = self._probed(ids), self._model.compute
-        try:
-            self._model.compute = torch.promote_types(serving, torch.float32)
-            rounding = 0.0 if self._model.compute == serving else float((logprobs - self._probed(ids)).abs().mean())
-        finally:
-            self._model.compute = serving
+        logprobs = self._probing.logprobs(ids)
+        rounding = self._probing.rounding(ids, logprobs)
         served = ((name, weight.to(self._serving)) for name, weight in self._weights.items())
         checksum = self._published.fingerprint if self._published else fingerprint(served)
         return ProbeReport(version, checksum, tuple(logprobs.tolist()), perf_counter() - started, rounding)
-
-    @torch.no_grad()
-    def _probed(self, ids: Sequence[int]) -> torch.Tensor:
-        """Log-probs of ids[1:] in the model's present compute dtype, [n - 1]."""
-        tokens = torch.tensor(list(ids), device=self._device)
-        attend = block_attend([Block(len(ids), ())], self._model.shape.scale, self._device, kernels=self._kernels)
-        hidden = self._model.hidden(tokens, torch.arange(len(ids), device=self._device), attend)
-        return token_logprobs(hidden[:-1], tokens[1:], self._model.logits, chunk=self._trainer.head_chunk, scorer=_scorer(self._model)).logp
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory (config, tokenizer, safetensors in serving dtype) that AutoModelForCausalLM loads."""
@@ -287,7 +277,7 @@ class TorchTrainer:
             top_k=self._rollout.top_k,
             chunk=self._trainer.head_chunk,
             entropy=entropy,
-            scorer=_scorer(model),
+            scorer=scorer(model),
         )
 
     def _make_reference(self, given: LoadedModel | None) -> PackedModel | None:
@@ -399,10 +389,6 @@ def _check_settings(
     if narrow:
         raise ConfigError(f"master weights must be float32 or float64, {narrow[0]} is {weights[narrow[0]].dtype}: load with train=True")
     return correction
-
-
-def _scorer(model: PackedModel) -> Scorer | None:
-    return model.scores if isinstance(model, Tunable) else None
 
 
 def _tune(model: PackedModel, trainer: TrainerConfig, kernels: Kernels | None) -> None:
