@@ -14,7 +14,7 @@ from paceline.engines.paged import PagedAttention
 from paceline.engines.pages import PagePool, Span
 from paceline.models.packed import Shape
 from paceline.models.rowwise import gated, norm, rotate
-from paceline.native.calls import PANEL, kernels
+from paceline.native.calls import PANEL, Panels, kernels
 from paceline.native.machine import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -81,7 +81,7 @@ def test_a_product_is_the_exact_one_rounded_once(native, dtype, wide, rows, ins,
     if not native.multiplies(weight):
         pytest.skip("this processor leaves the product to a library")
     x, bias = numbers(rows, ins, dtype=dtype), numbers(outs, seed=7) if biased else None
-    found = native.product(x, native.pack(weight), bias, outs, wide)
+    found = native.product(x, Panels(native.pack(weight), bias, ins, outs), wide)
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert found.dtype == (torch.float32 if wide else dtype)
     bound = 2.0**-8 if found.dtype == torch.bfloat16 else 1e-5
@@ -100,7 +100,7 @@ def test_panels_are_filled_up_with_zeros(native):
 def paged(dtype, lengths, *, heads=6, kv_heads=2, d=16, size=4, seed=0):
     """Rows of texts of these lengths, the last token of each still to be written, and what lies before it."""
     shape = Shape(2, heads, kv_heads, d, heads * d, 99, 999, d**-0.5, 0)
-    pool = PagePool(shape, sum(-(-n // size) for n in lengths) + 3, size, torch.float32)
+    pool = PagePool(shape, sum(-(-n // size) for n in lengths) + 3, size, dtype)
     texts = [
         (numbers(n, kv_heads, d, dtype=dtype, seed=seed + i), numbers(n, kv_heads, d, dtype=dtype, seed=seed + 50 + i))
         for i, n in enumerate(lengths)
@@ -192,7 +192,7 @@ def test_neighbours_and_threads_change_no_bit_of_a_row(dtype):
         native.place(heads, (factors[:d], factors[d : 2 * d]), 1e-5, cos[here], sin[here], 5, 2)
         pieces = [native.add_norm(rows.clone(), rows, factors, 1e-5), native.gate(rows), heads.flatten(1)]
         if native.multiplies(weight):
-            pieces.append(native.product(rows, native.pack(weight), None, outs))
+            pieces.append(native.product(rows, Panels(native.pack(weight), None, ins, outs)))
         return torch.cat(pieces, dim=1)
 
     before = torch.get_num_threads()

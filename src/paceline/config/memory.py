@@ -22,7 +22,7 @@ SYMBOLS = {
     "V": "vocabulary",
     "R": "rows (tokens) of the largest micro-batch",
     "b": "bytes of model.dtype",
-    "m": "bytes of a master weight and of the KV cache: float32 at least",
+    "m": "bytes of a master weight, and of what torch's operators keep in the KV cache: float32 at least",
 }
 """Letters of the formulas."""
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
@@ -77,7 +77,7 @@ def _with_overhead(items: Sequence[Memory], part: int) -> list[Memory]:
 def _engine(config: Config, shape: ModelShape, panels: bool) -> tuple[Memory, ...]:
     rollout, size = config.rollout, BYTES[config.model.dtype]
     tokens = rollout.kv_tokens or rollout.slots * kv_tokens_needed(rollout.max_prompt_tokens, rollout.max_tokens)
-    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * max(4, size)
+    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * (size if panels else max(4, size))
     pages = f"slots x (max_prompt_tokens + max_tokens, in pages of {KV_PAGE})"
     capacity = "kv_tokens" if rollout.kv_tokens else pages
     packed = [Memory("engine", "head to be packed", 4 * shape.vocabulary * shape.width, "V w x 4 bytes")] if size < 4 and not panels else []
@@ -88,7 +88,7 @@ def _engine(config: Config, shape: ModelShape, panels: bool) -> tuple[Memory, ..
         Memory("engine", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
         Memory("engine", "weights", rollout.versions_held * served, f"versions_held x {formula}"),
         *packed,
-        Memory("engine", "KV cache", tokens * per_token, f"2 L K d m x {capacity}"),
+        Memory("engine", "KV cache", tokens * per_token, f"2 L K d {'b' if panels else 'm'} x {capacity}"),
         Memory("engine", "logits", 2 * rollout.slots * shape.vocabulary * 4, "slots x V x 4 bytes, twice (logits, probabilities)"),
     )
 

@@ -133,10 +133,11 @@ class StepAttention:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _from_memory(self, layer: int, q: torch.Tensor, behind: _Behind) -> torch.Tensor:
-        """q [n, heads, d] -> [n, heads, d], from memory and in its dtype, as decoding computes."""
-        keys, values = self._pool.gather(layer, behind.where)
+        """q [n, heads, d] -> [n, heads, d], from memory and in float32 at least, as decoding computes."""
+        wide = torch.promote_types(self._pool.dtype, torch.float32)
+        keys, values = (part.to(wide) for part in self._pool.gather(layer, behind.where))
         repeats = q.shape[1] // keys.shape[1]
-        parts = (q.to(keys.dtype), keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1))
+        parts = (q.to(wide), keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1))
         rows, keys, values = (part.transpose(0, 1)[None] for part in parts)
         result = F.scaled_dot_product_attention(rows, keys, values, attn_mask=behind.sees, scale=self._pool.shape.scale)
         return result[0].transpose(0, 1).to(q.dtype)

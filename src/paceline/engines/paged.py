@@ -8,20 +8,21 @@ from collections.abc import Sequence
 import torch
 
 from paceline.engines.pages import PagePool, Span
-from paceline.native.calls import Kernels, Step
+from paceline.models.packed import Shape
+from paceline.native.calls import DTYPES, Kernels, Step
 from paceline.native.machine import HEAD_DIMS, LONGEST_PAGE
 
 Seen = Sequence[tuple[Span, int]]
 """What a row attends to, its own token included: spans in order, each with how many of its tokens."""
 
 
-def misfit(pool: PagePool) -> str:
-    """Why the kernel cannot read this memory; empty if it can."""
+def misfit(shape: Shape, size: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Why the kernel cannot read keys and values in pages of `size` tokens; empty if it can."""
     for what, fits in (
-        (f"on {pool.device}", pool.device.type == "cpu"),
-        (f"in {pool.dtype}", pool.dtype == torch.float32),
-        (f"with heads of {pool.shape.head_dim}", pool.shape.head_dim in HEAD_DIMS),
-        (f"in pages of {pool.size} tokens", pool.size <= LONGEST_PAGE),
+        (f"on {device}", device.type == "cpu"),
+        (f"in {dtype}", dtype in DTYPES),
+        (f"with heads of {shape.head_dim}", shape.head_dim in HEAD_DIMS),
+        (f"in pages of {size} tokens", size <= LONGEST_PAGE),
     ):
         if not fits:
             return f"attention is not compiled for keys and values {what}"
@@ -43,7 +44,7 @@ class PagedAttention:
 
     def __init__(self, kernels: Kernels, pool: PagePool, where: Sequence[int], seen: Sequence[Seen]) -> None:
         """where: place of each row's token for head 0, as `PagePool.rows` counts."""
-        self._kernels = kernels
+        self._kernels, self._dtype = kernels, pool.dtype
         rows = [pages(pool, one) for one in seen]
         first = list(itertools.accumulate(map(len, rows), initial=0))
         numbers, tokens = zip(*(entry for row in rows for entry in row), strict=True)
@@ -56,7 +57,9 @@ class PagedAttention:
         )  # fmt: skip
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q [n, heads, d], k and v [n, kv_heads, d] -> [n, heads, d]."""
+        """q [n, heads, d], k and v [n, kv_heads, d] -> [n, heads, d]; computed in the dtype of the memory."""
+        if not q.dtype == k.dtype == v.dtype == self._dtype:
+            return self(layer, q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)).to(q.dtype)
         k, v = _rows(k), _rows(v)
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()

@@ -31,8 +31,8 @@ class Span:
 class PagePool:
     """Keys and values, each [layers, pages, kv_heads, size, head_dim].
 
-    They are held in the type that attention computes in: float32 also for bfloat16 models, whose scores would otherwise
-    be rounded to 8 bits or every page be converted at every step.
+    Compiled kernels read them in the dtype that the model writes. torch's operators want the type that attention computes in, float32 also
+    for bfloat16 models: their scores would otherwise be rounded to 8 bits, or every page be converted at every step.
     """
 
     def __init__(self, shape: Shape, pages: int, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:

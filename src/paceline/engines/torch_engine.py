@@ -75,28 +75,29 @@ class TorchEngine:
         self._models: list[PackedModel] = [loaded.model, *(copy.deepcopy(loaded.model) for _ in range(versions_held - 1))]
         self._fingerprints: list[str | None] = [None] * versions_held
         self._shape, self._eos_ids = loaded.model.shape, frozenset(loaded.eos_ids)
-        dtype = torch.promote_types(loaded.model.compute, torch.float32)
-        device = next(tensor.device for _, tensor in loaded.model.named_parameters())
-        self._pool = PagePool(self._shape, kv_tokens // page, page, dtype, device)
+        compute, device = loaded.model.compute, next(tensor.device for _, tensor in loaded.model.named_parameters())
+        self._kernels, self.without_kernels = kernels, "" if kernels else "there are none"
+        """The second: why no compiled kernels decode here; empty where they do."""
+        if kernels is not None:
+            try:
+                self._models = self._served(kernels, misfit(self._shape, page, compute, device), deterministic)
+            except ConfigError as reason:
+                self._kernels, self.without_kernels = None, str(reason)
+        self._wide = torch.promote_types(compute, torch.float32)
+        """Of logits."""
+        self._pool = PagePool(self._shape, kv_tokens // page, page, compute if self._kernels else self._wide, device)
         self._scheduler = Scheduler(self._pool, slots, prefill_tokens)
         self._instance, self._slots, self._decode, self._clock = instance, slots, decode, clock
         self._refused: list[Failure] = []
         self._tokens = self._prefilled = 0
-        self._deterministic, self._kernels = deterministic, kernels
-        self.without_kernels = "" if kernels else "there are none"
-        """Why no compiled kernels decode here; empty where they do."""
-        if kernels is not None:
-            try:
-                self._models = self._served(kernels, deterministic)
-            except ConfigError as reason:
-                self._kernels, self.without_kernels = None, str(reason)
+        self._deterministic = deterministic
         if deterministic:
             self._prove()
 
-    def _served(self, kernels: Kernels, alike: bool) -> list[PackedModel]:
-        """Views of the models by kernels; ConfigError says why there are none, or why (`alike`) rows would not be alike."""
-        if reason := misfit(self._pool):
-            raise ConfigError(reason)
+    def _served(self, kernels: Kernels, misfit: str, alike: bool) -> list[PackedModel]:
+        """Views of the models by kernels; ConfigError says why there are none (`misfit`: one), or why (`alike`) rows would not be alike."""
+        if misfit:
+            raise ConfigError(misfit)
         try:
             views = [model.served(kernels) if isinstance(model, Serving) else None for model in self._models]
         except ModelError as error:
@@ -296,7 +297,7 @@ class TorchEngine:
     def _scores(self, model: PackedModel, states: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states [N, vocabulary]."""
         if not len(states):
-            return torch.empty(0, self._shape.vocabulary, dtype=self._pool.dtype, device=self._pool.device)
+            return torch.empty(0, self._shape.vocabulary, dtype=self._wide, device=self._pool.device)
         return tiles.logits(model, states, self._kernels) if self._deterministic else model.logits(states)
 
     @torch.inference_mode()
@@ -382,7 +383,7 @@ class TorchEngine:
 
     def _trajectory(self, job: Job, finish: FinishReason) -> Trajectory:
         request, sampling = job.request, job.request.sampling
-        dtype = np.float64 if self._pool.dtype == torch.float64 else np.float32
+        dtype = np.float64 if self._wide == torch.float64 else np.float32
         columns: dict[str, npt.NDArray[Any]] = {
             LOGPROB: np.array(job.logprobs, dtype=dtype),
             VERSION: np.array(job.versions, dtype=np.int32),

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.models.rowwise import recorded
-from paceline.native.calls import Kernels
+from paceline.native.calls import Kernels, Panels
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 
@@ -105,15 +105,19 @@ class Projection:
             return _packed_product(x, packed, bias)
         return F.linear(x, _joined(weights, x.dtype), bias)
 
-    def served(self, kernels: Kernels) -> Make:
-        """As a call without gradient on the CPU, until the weights change: by compiled kernels, where they multiply better."""
+    def panels(self, kernels: Kernels) -> Panels | None:
+        """The matrix as compiled kernels multiply by it, until the weights change; None where they do not multiply better."""
         weights = [layer.weight for layer in self.layers]
         if not kernels.multiplies(weights[0]):
-            return functools.partial(_in_company, self)
+            return None
         packed = self._packed.get(weights, "panels", lambda: kernels.pack(_joined(weights, weights[0].dtype)))
         biases = [layer.bias for layer in self.layers if layer.bias is not None]
-        bias = _joined(biases, torch.float32) if biases else None
-        return functools.partial(kernels.product, packed=packed, bias=bias, outs=self._outs)
+        return Panels(packed, _joined(biases, torch.float32) if biases else None, weights[0].shape[1], self._outs)
+
+    def served(self, kernels: Kernels) -> Make:
+        """As a call without gradient on the CPU, until the weights change: by compiled kernels, where they multiply better."""
+        panels = self.panels(kernels)
+        return functools.partial(_in_company, self) if panels is None else functools.partial(kernels.product, panels=panels)
 
 
 class _Product(torch.autograd.Function):
@@ -161,8 +165,7 @@ class Head:
         weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
         if not kernels.multiplies(weight):
             return self
-        packed = self._copy.get([weight], f"panels {weight.dtype}", lambda: kernels.pack(weight.detach()))
-        return functools.partial(kernels.product, packed=packed, bias=None, outs=weight.shape[0], wide=True)
+        return functools.partial(kernels.product, panels=self._panels(weight.detach(), kernels), wide=True)
 
     def scores(
         self, hidden: torch.Tensor, ids: torch.Tensor, temperature: float, *, entropy: bool, keep: bool, kernels: Kernels
@@ -184,9 +187,13 @@ class Head:
         """As a call, in training and without a record for a backward pass."""
         weight = self.rounded(hidden.dtype)
         if hidden.dtype == torch.bfloat16 and kernels.multiplies(weight):
-            packed = self._copy.get([self._owner.weight], f"panels {weight.dtype}", lambda: kernels.pack(weight))  # type: ignore[list-item]
-            return kernels.product(hidden.contiguous(), packed, None, weight.shape[0], wide=True)
+            return kernels.product(hidden.contiguous(), self._panels(weight, kernels), wide=True)
         return self(hidden)
+
+    def _panels(self, matrix: torch.Tensor, kernels: Kernels) -> Panels:
+        """matrix: the weights, or what they are rounded to."""
+        packed = self._copy.get([self._owner.weight], f"panels {matrix.dtype}", lambda: kernels.pack(matrix))  # type: ignore[list-item]
+        return Panels(packed, None, matrix.shape[1], matrix.shape[0])
 
     def rounded(self, dtype: torch.dtype) -> torch.Tensor:
         """The matrix in `dtype`, without gradient: a copy that is kept until the weights change."""

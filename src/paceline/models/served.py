@@ -1,6 +1,7 @@
 """The slim decoder without gradients, by compiled kernels: rounded where torch's operators round, and with few calls per layer.
 
-What a step costs at small batches is calls, so the layers are looked up once (`_Layer`) and again only after weights have changed.
+What a step costs at small batches is calls, so a layer is two of them beside its attention, and the layers are looked up once and again
+only after weights have changed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paceline.models.kernels import lookup
+from paceline.models.kernels import Projection, lookup
 from paceline.models.packed import Attend
 from paceline.native.calls import DTYPES, Kernels
+from paceline.native.layers import LayerWeights, Pass
 from paceline.types.errors import ModelError
 
 if TYPE_CHECKING:
@@ -27,17 +29,41 @@ _ANGLES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """Weights of one layer, as kernels read them."""
+class _Parts:
+    """Weights of one layer whose products a library makes, at least one of them."""
 
-    number: int
     before: torch.Tensor
-    qkv: Product
     norms: tuple[torch.Tensor, torch.Tensor] | None
+    qkv: Product
     out: Product
     after: torch.Tensor
     gate_up: Product
     down: Product
+
+
+class _PassInParts:
+    """As `native.layers.Pass`, step by step."""
+
+    def __init__(
+        self, kernels: Kernels, x: torch.Tensor, layer: _Parts, heads: tuple[int, int, int], cos: torch.Tensor, sin: torch.Tensor,
+        eps: float,
+    ) -> None:  # fmt: skip
+        self._kernels, self._x, self._heads, self._cos, self._sin, self._eps = kernels, x, heads, cos, sin, eps
+        self._added: torch.Tensor | None = None
+
+    def enter(self, layer: _Parts) -> tuple[torch.Tensor, ...]:
+        heads, kv_heads, d = self._heads
+        rows = layer.qkv(self._kernels.add_norm(self._x, self._added, layer.before, self._eps)).view(len(self._x), -1, d)
+        self._kernels.place(rows, layer.norms, self._eps, self._cos, self._sin, heads, kv_heads)
+        return torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
+
+    def leave(self, layer: _Parts, attended: torch.Tensor) -> None:
+        added = layer.out(attended.reshape(len(attended), -1).contiguous())
+        inner = layer.gate_up(self._kernels.add_norm(self._x, added, layer.after, self._eps))
+        self._added = layer.down(self._kernels.gate(inner))
+
+    def end(self, weight: torch.Tensor) -> torch.Tensor:
+        return self._kernels.add_norm(self._x, self._added, weight, self._eps)
 
 
 class ServedDecoder:
@@ -49,7 +75,7 @@ class ServedDecoder:
         self._decoder, self._kernels = decoder, kernels
         self._holders: Sequence[nn.Module] = [module for module in decoder.modules() if module._parameters]
         self._key: list[tuple[int, int]] = []
-        self._layers: list[_Layer] = []
+        self._layers: list[LayerWeights] | list[_Parts] = []
         self._cos = self._sin = torch.empty(0, 1, self.shape.head_dim)
         self._check()
         self.alike = all(kernels.multiplies(tensor) for tensor in decoder.parameters() if tensor.dim() == 2)
@@ -57,20 +83,15 @@ class ServedDecoder:
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """As `PackedModel`."""
-        layers = self._current()
-        kernels, eps, body = self._kernels, self._decoder.spec.eps, self._decoder.model
-        heads, kv_heads, d = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
-        cos, sin = self._angles(positions)
+        layers, body, eps = self._current(), self._decoder.model, self._decoder.spec.eps
+        heads = (self.shape.heads, self.shape.kv_heads, self.shape.head_dim)
         x = lookup(ids, body.embed_tokens.weight, self._decoder.spec.padding_id, self.compute)
-        added: torch.Tensor | None = None
-        for layer in layers:
-            rows = layer.qkv(kernels.add_norm(x, added, layer.before, eps)).view(x.shape[0], -1, d)
-            kernels.place(rows, layer.norms, eps, cos, sin, heads, kv_heads)
-            attended = attend(layer.number, *torch.split(rows, [heads, kv_heads, kv_heads], dim=1))
-            added = layer.out(attended.reshape(x.shape[0], -1).contiguous())
-            inner = layer.gate_up(kernels.add_norm(x, added, layer.after, eps))
-            added = layer.down(kernels.gate(inner))
-        return kernels.add_norm(x, added, body.norm.weight, eps)
+        run: Any = _PassInParts if isinstance(layers[0], _Parts) else Pass
+        rows = run(self._kernels, x, layers[0], heads, *self._angles(positions), eps)
+        for number, layer in enumerate(layers):
+            rows.leave(layer, attend(number, *rows.enter(layer)))
+        result: torch.Tensor = rows.end(body.norm.weight)
+        return result
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `PackedModel`."""
@@ -84,7 +105,7 @@ class ServedDecoder:
         """As `PackedModel`."""
         return self._decoder.load_tensors(path)
 
-    def _current(self) -> list[_Layer]:
+    def _current(self) -> list[LayerWeights] | list[_Parts]:
         """The layers as their weights are now: as elsewhere, the address and the version counter of each tell whether one has changed."""
         found = [
             (tensor.data_ptr(), tensor._version) for holder in self._holders for tensor in holder._parameters.values() if tensor is not None
@@ -92,7 +113,7 @@ class ServedDecoder:
         if found != self._key:
             self._check()
             self._layers = []  # their memory serves the next ones
-            self._layers = [self._layer(number, block) for number, block in enumerate(self._decoder.model.layers)]
+            self._layers = self._read()
             self._key = found
         return self._layers
 
@@ -106,18 +127,13 @@ class ServedDecoder:
                     f"this is {tensor.dtype} on {tensor.device}, computed in {self.compute}"
                 )
 
-    def _layer(self, number: int, block: Any) -> _Layer:
-        attention, mlp, kernels = block.self_attn, block.mlp, self._kernels
-        return _Layer(
-            number=number,
-            before=block.input_layernorm.weight,
-            qkv=attention.qkv.served(kernels),
-            norms=(attention.q_norm.weight, attention.k_norm.weight) if attention.q_norm is not None else None,
-            out=attention.out.served(kernels),
-            after=block.post_attention_layernorm.weight,
-            gate_up=mlp.gate_up.served(kernels),
-            down=mlp.down.served(kernels),
-        )
+    def _read(self) -> list[LayerWeights] | list[_Parts]:
+        """Whole layers by kernels, if these multiply by all matrices."""
+        blocks: list[Any] = list(self._decoder.model.layers)
+        panels = [[one.panels(self._kernels) for one in _matrices(block)] for block in blocks]
+        if any(one is None for row in panels for one in row):
+            return [_Parts(*_with_norms(block, [one.served(self._kernels) for one in _matrices(block)])) for block in blocks]
+        return [LayerWeights(*_with_norms(block, row)) for block, row in zip(blocks, panels, strict=True)]
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `SlimDecoder.angles`, from a table that grows."""
@@ -125,3 +141,16 @@ class ServedDecoder:
             cos, sin = self._decoder.angles(torch.arange(known, known + _ANGLES))
             self._cos, self._sin = torch.cat([self._cos, cos]), torch.cat([self._sin, sin])
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def _matrices(block: Any) -> tuple[Projection, Projection, Projection, Projection]:
+    """Of a layer, in the order in which rows meet them."""
+    return block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down
+
+
+def _with_norms(block: Any, matrices: Sequence[Any]) -> tuple[Any, ...]:
+    """A layer's norms and matrices, as `LayerWeights` and `_Parts` take them."""
+    qkv, out, gate_up, down = matrices
+    attention = block.self_attn
+    norms = (attention.q_norm.weight, attention.k_norm.weight) if attention.q_norm is not None else None
+    return block.input_layernorm.weight, norms, qkv, out, block.post_attention_layernorm.weight, gate_up, down

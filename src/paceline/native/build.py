@@ -18,7 +18,7 @@ import torch
 from paceline.durable import alone, cache_directory, sync
 from paceline.native.machine import compiler, processor
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "training.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "pages.cpp", "training.cpp"))
 HEADER = SOURCES[0].with_name("common.h")
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 _HERE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +28,7 @@ _TOGETHER = 64
 
 
 class Step(ctypes.Structure):
-    """`struct Step` of kernels.cpp: what all layers of one step have in common."""
+    """`struct Step` of pages.cpp: what all layers of one step have in common."""
 
     _fields_ = (
         ("keys", ctypes.c_void_p),
@@ -68,6 +69,21 @@ class Blocks(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A matrix as `Kernels.pack` lays it out, and a bias."""
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+    """[outs] float32."""
+    ins: int
+    outs: int
+
+    def addresses(self) -> tuple[int, int | None]:
+        """Of both."""
+        return self.packed.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+
+
 class Kernels:
     """The compiled functions, with as many threads as torch has."""
 
@@ -87,6 +103,8 @@ class Kernels:
         self._product, multiplies = compiled.paceline_product, compiled.paceline_multiplies
         self._product.argtypes = (*[pointer] * 4, *[long] * 3, *[flag] * 3)
         self._multiplies = {dtype: bool(multiplies(dtype == torch.bfloat16)) for dtype in DTYPES}
+        self._enter, self._leave = compiled.paceline_enter, compiled.paceline_leave
+        self._enter.argtypes, self._leave.argtypes = (pointer, pointer, flag, flag), (pointer, pointer, pointer, flag)
         self._attend.argtypes = (ctypes.POINTER(Step), long, *[pointer] * 4, long, long, flag)
         self._norm_backward, self._gate_backward = compiled.paceline_norm_backward, compiled.paceline_gate_backward
         self._turned, self._score, self._score_backward = (
@@ -123,19 +141,27 @@ class Kernels:
             packed[full, :, : outs - full * PANEL] = numbers[full * PANEL :].t()
         return packed
 
-    def product(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outs: int, wide: bool = False) -> torch.Tensor:
-        """x [T, in] times a packed matrix, + bias [out] float32, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.
+    def product(self, x: torch.Tensor, panels: Panels, wide: bool = False) -> torch.Tensor:
+        """x [T, in] times a matrix, + bias, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.
 
         The bits of a row do not depend on how many there are.
         """
         half = x.dtype == torch.bfloat16
-        assert packed.dtype == (torch.int32 if half else x.dtype), f"rows of {x.dtype}, a matrix of {packed.dtype}"
-        out = torch.empty(x.shape[0], outs, dtype=torch.float32 if wide else x.dtype)
+        assert panels.packed.dtype == (torch.int32 if half else x.dtype), f"rows of {x.dtype}, a matrix of {panels.packed.dtype}"
+        out = torch.empty(x.shape[0], panels.outs, dtype=torch.float32 if wide else x.dtype)
         self._product(
-            x.data_ptr(), packed.data_ptr(), bias.data_ptr() if bias is not None else None, out.data_ptr(),
-            x.shape[0], x.shape[1], outs, half, half and not wide, torch.get_num_threads(),
+            x.data_ptr(), *panels.addresses(), out.data_ptr(), x.shape[0], panels.ins, panels.outs, half, half and not wide,
+            torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+    def enter(self, layer: ctypes.Structure, rows: ctypes.Structure, added: bool, dtype: torch.dtype) -> None:
+        """The part of a layer before the attention (`native.layers`)."""
+        self._enter(ctypes.addressof(layer), ctypes.addressof(rows), added, dtype == torch.bfloat16)
+
+    def leave(self, layer: ctypes.Structure, rows: ctypes.Structure, attended: torch.Tensor, dtype: torch.dtype) -> None:
+        """The part behind it; attended [T, heads x d]."""
+        self._leave(ctypes.addressof(layer), ctypes.addressof(rows), attended.data_ptr(), dtype == torch.bfloat16)
 
     def add_norm(self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, width] += added; RMSNorm of x, as `models.kernels.norm`."""

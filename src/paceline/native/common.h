@@ -50,6 +50,21 @@ inline float exponential(float given) {
 
 constexpr int LANES = 16;
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+// LANES numbers, as float32.
+inline Lanes lanes(const float* x) { return *reinterpret_cast<const Lanes*>(x); }
+inline Lanes lanes(const Half* x) {
+#ifdef __AVX512F__
+    return (Lanes)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+#else
+    float copy[LANES];
+    for (int i = 0; i < LANES; i++) copy[i] = wide(x[i]);
+    Lanes out;
+    std::memcpy(&out, copy, sizeof out);
+    return out;
+#endif
+}
+
 constexpr long LITTLE = 16384;  // numbers: less than this is not worth a second thread
 
 template <class T> float squares(const T* x, long width) {

@@ -1,4 +1,4 @@
-// What a decoding step computes, one call each: RMSNorm with the residual sum, products, rotation, the gate, attention over pages. A row's bits depend on that row alone.
+// What a decoding step computes but for attention: RMSNorm with the residual sum, products, rotation, the gate; each by itself, and as the two halves of a layer. A row's bits depend on that row alone.
 //
 // Compiled for this machine at first use (native/build.py). No header of torch: tensors arrive as addresses.
 
@@ -169,182 +169,53 @@ void product(const T* x, const T* panels, const float* bias, Out* out, long rows
     }
 }
 
-// ---- attention over pages
+// ---- a layer, all of whose products are made here
 
-// The sums of LANES vectors, side by side.
-#ifdef __AVX512F__
-inline __m512 halves(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); }
+struct Matrix {
+    const void* panels;
+    const float* bias;
+    int64_t in, outs;
 
-inline __m512 quarters(const Lanes* x) {  // of four vectors: in each 128 bits the sums of these 128 bits
-    const __m512d a = _mm512_castps_pd(halves((__m512)x[0], (__m512)x[1])), b = _mm512_castps_pd(halves((__m512)x[2], (__m512)x[3]));
-    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-}
-
-inline __m512 across(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-
-inline void sums(const Lanes (&x)[LANES], float* out) {
-    const __m512 low = across(quarters(x), quarters(x + 4)), high = across(quarters(x + 8), quarters(x + 12));
-    _mm512_storeu_ps(out, across(low, high));
-}
-#else
-inline void sums(const Lanes (&x)[LANES], float* out) {
-    for (int i = 0; i < LANES; i++) {
-        float part[LANES];
-        std::memcpy(part, &x[i], sizeof part);
-        for (int half = LANES / 2; half; half /= 2)
-            for (int j = 0; j < half; j++) part[j] += part[j + half];
-        out[i] = part[0];
-    }
-}
-#endif
-
-constexpr long LONGEST_PAGE = 64;
-
-// R query heads that share a KV head attend to one page after the other; what they have is rescaled to the largest score so far.
-template <int D, int R> struct Queries {
-    static constexpr int N = D / LANES;
-    Lanes q[R][N], result[R][N], total[R];
-    float most[R];
-
-    template <class T> void begin(const T* rows, float scale) {
-        for (int r = 0; r < R; r++) {
-            float copy[D];
-            for (int i = 0; i < D; i++) copy[i] = wide(rows[r * D + i]) * scale;
-            std::memcpy(q[r], copy, sizeof copy);
-            most[r] = -INFINITY, total[r] = Lanes{};
-            for (int j = 0; j < N; j++) result[r][j] = Lanes{};
-        }
-    }
-
-    void page(const float* keys, const float* values, long tokens) {
-        float weights[R][LONGEST_PAGE];
-        const long whole = (tokens + LANES - 1) / LANES * LANES;
-        for (long start = 0; start < tokens; start += LANES)
-            for (int r = 0; r < R; r++) {
-                Lanes partial[LANES] = {};
-                const long here = tokens - start < LANES ? tokens - start : LANES;
-                for (long t = 0; t < here; t++) {
-                    const Lanes* key = reinterpret_cast<const Lanes*>(keys + (start + t) * D);
-                    for (int j = 0; j < N; j++) partial[t] += q[r][j] * key[j];
-                }
-                sums(partial, weights[r] + start);
-                for (long t = here; t < LANES; t++) weights[r][start + t] = -INFINITY;
-            }
-        for (int r = 0; r < R; r++) {
-            float largest = most[r];
-            for (long t = 0; t < whole; t++) largest = weights[r][t] > largest ? weights[r][t] : largest;
-            Lanes added = {};
-            for (long t = 0; t < whole; t += LANES) {
-                for (int i = 0; i < LANES; i++) weights[r][t + i] = exponential(weights[r][t + i] - largest);
-                added += *reinterpret_cast<const Lanes*>(weights[r] + t);
-            }
-            const float shrink = exponential(most[r] - largest);
-            total[r] = total[r] * shrink + added;
-            most[r] = largest;
-            for (int j = 0; j < N; j++) result[r][j] *= shrink;
-        }
-        Lanes here[R][N];
-        std::memcpy(here, result, sizeof here);
-        for (long t = 0; t < tokens; t++)
-            for (int j = 0; j < N; j++) {
-                const Lanes value = reinterpret_cast<const Lanes*>(values + t * D)[j];
-                for (int r = 0; r < R; r++) here[r][j] += weights[r][t] * value;
-            }
-        std::memcpy(result, here, sizeof here);
-    }
-
-    template <class T> void end(T* rows) const {
-        for (int r = 0; r < R; r++) {
-            float copy[D];
-            const float whole = ::total(total[r]);
-            std::memcpy(copy, result[r], sizeof copy);
-            for (int i = 0; i < D; i++) rows[r * D + i] = narrow<T>(copy[i] / whole);
-        }
+    template <class T> void operator()(const void* x, void* out, long rows, int threads) const {
+        product((const T*)x, (const T*)panels, bias, (T*)out, rows, in, outs, threads);
     }
 };
 
 }  // namespace
 
-// Memory and rows of one step, the same in every layer. A layer's pages are [pages, kv_heads, size, d] float32.
-struct Step {
-    float* keys;
-    float* values;
-    const int64_t* where;   // [rows] place of a row's new token for KV head 0, counted in [pages * kv_heads * size]
-    const int64_t* first;   // [rows + 1] where a row's entries begin in the next two
-    const int64_t* pages;   // numbers of pages
-    const int64_t* tokens;  // how many tokens of a page the row sees, at least 1
-    int64_t rows, heads, kv_heads, d, size, layer;
-    float scale;
+// Weights of one layer; q_norm and k_norm may be none.
+struct Layer {
+    const void *before, *q_norm, *k_norm, *after;
+    Matrix qkv, out, gate_up, down;
+};
+
+// Rows on their way through the layers, and the memory that all layers compute in.
+struct Pass {
+    void *x, *added, *normed, *qkv, *gate_up, *gated;
+    const float *cos, *sin;
+    int64_t rows, heads, kv_heads, d;
+    float eps;
     int32_t threads;
 };
 
 namespace {
 
-template <int D, int R, class T> void attend_heads(const Step& step, const float* keys, const float* values, long row, long kv, const T* q, T* out) {
-    Queries<D, R> queries;
-    queries.begin(q, step.scale);
-    for (long entry = step.first[row]; entry < step.first[row + 1]; entry++) {
-        const auto at = [&](long entry) { return (step.pages[entry] * step.kv_heads + kv) * step.size * D; };
-        const long page = at(entry);
-        if (entry + 1 < step.first[row + 1])
-            for (long i = 0; i < step.tokens[entry + 1] * D; i += LANES)
-                __builtin_prefetch(keys + at(entry + 1) + i), __builtin_prefetch(values + at(entry + 1) + i);
-        queries.page(keys + page, values + page, step.tokens[entry]);
-    }
-    queries.end(out);
+// x += what the layer before added, if any; queries, keys and values of its norm.
+template <class T> void enter(const Layer& layer, const Pass& pass, bool added) {
+    const long width = layer.qkv.in;
+    add_norm((T*)pass.x, added ? (const T*)pass.added : nullptr, (const T*)layer.before, (T*)pass.normed, pass.rows, width, pass.eps, pass.threads);
+    layer.qkv.operator()<T>(pass.normed, pass.qkv, pass.rows, pass.threads);
+    place((T*)pass.qkv, (const T*)layer.q_norm, (const T*)layer.k_norm, pass.eps, pass.cos, pass.sin, pass.rows, pass.heads, pass.kv_heads, pass.d,
+          pass.threads);
 }
 
-template <int D, class T> void attend_row(const Step& step, const float* keys, const float* values, long row, long kv, const T* q, T* out) {
-    long left = step.heads / step.kv_heads;
-    while (left > 0) {
-        const long taken = left > 4 ? 4 : left;
-        switch (taken) {
-            case 1: attend_heads<D, 1>(step, keys, values, row, kv, q, out); break;
-            case 2: attend_heads<D, 2>(step, keys, values, row, kv, q, out); break;
-            case 3: attend_heads<D, 3>(step, keys, values, row, kv, q, out); break;
-            default: attend_heads<D, 4>(step, keys, values, row, kv, q, out);
-        }
-        left -= taken, q += taken * D, out += taken * D;
-    }
-}
-
-// q [rows, heads, d], k and v [rows, kv_heads, d] with `q_step` and `k_step` numbers from row to row -> out [rows, heads, d]. All rows
-// write before any reads: a token may see one that another row of the same forward brings.
-template <int D, class T>
-void attend(const Step& step, long layer, const T* q, const T* k, const T* v, T* out, long q_step, long k_step) {
-    float* keys = step.keys + layer * step.layer;
-    float* values = step.values + layer * step.layer;
-    const long repeats = step.heads / step.kv_heads, pairs = step.rows * step.kv_heads;
-    const bool several = step.threads > 1 && pairs > 3;
-#pragma omp parallel for num_threads(step.threads) if (several)
-    for (long pair = 0; pair < pairs; pair++) {
-        const long row = pair / step.kv_heads, kv = pair % step.kv_heads, place = (step.where[row] + kv * step.size) * D;
-        for (long i = 0; i < D; i++) {
-            keys[place + i] = wide(k[row * k_step + kv * D + i]);
-            values[place + i] = wide(v[row * k_step + kv * D + i]);
-        }
-    }
-#pragma omp parallel for num_threads(step.threads) if (several)
-    for (long pair = 0; pair < pairs; pair++) {
-        const long kv = pair / step.rows, row = pair % step.rows, head = kv * repeats * D;
-        attend_row<D>(step, keys, values, row, kv, q + row * q_step + head, out + row * step.heads * D + head);
-    }
-}
-
-template <class T> int attend_any(const Step& step, long layer, const void* q, const void* k, const void* v, void* out, long q_step, long k_step) {
-    const auto run = [&](auto attend) { attend(step, layer, (const T*)q, (const T*)k, (const T*)v, (T*)out, q_step, k_step); return 0; };
-    switch (step.d) {
-        case 16: return run(attend<16, T>);
-        case 32: return run(attend<32, T>);
-        case 64: return run(attend<64, T>);
-        case 80: return run(attend<80, T>);
-        case 96: return run(attend<96, T>);
-        case 128: return run(attend<128, T>);
-        case 256: return run(attend<256, T>);
-        default: return 1;
-    }
+// What the layer adds in the end, once x has taken what attention gave.
+template <class T> void leave(const Layer& layer, const Pass& pass, const void* attended) {
+    layer.out.operator()<T>(attended, pass.added, pass.rows, pass.threads);
+    add_norm((T*)pass.x, (const T*)pass.added, (const T*)layer.after, (T*)pass.normed, pass.rows, layer.out.outs, pass.eps, pass.threads);
+    layer.gate_up.operator()<T>(pass.normed, pass.gate_up, pass.rows, pass.threads);
+    gate((const T*)pass.gate_up, (T*)pass.gated, pass.rows, layer.down.in, pass.threads);
+    layer.down.operator()<T>(pass.gated, pass.added, pass.rows, pass.threads);
 }
 
 }  // namespace
@@ -352,7 +223,6 @@ template <class T> int attend_any(const Step& step, long layer, const void* q, c
 extern "C" {
 
 int paceline_panel() { return PANEL; }
-int paceline_longest_page() { return LONGEST_PAGE; }
 int paceline_lanes() { return LANES; }
 int paceline_threaded() {
 #ifdef _OPENMP
@@ -389,9 +259,10 @@ void paceline_product(const void* x, const void* panels, const float* bias, void
     else product((const float*)x, (const float*)panels, bias, (float*)out, rows, in, outs, threads);
 }
 
-// As `attend`; 1 if it cannot compute heads of this size.
-int paceline_attend(const Step* step, long layer, const void* q, const void* k, const void* v, void* out, long q_step, long k_step, int half) {
-    return half ? attend_any<Half>(*step, layer, q, k, v, out, q_step, k_step) : attend_any<float>(*step, layer, q, k, v, out, q_step, k_step);
+void paceline_enter(const Layer* layer, const Pass* pass, int added, int half) { (half ? enter<Half> : enter<float>)(*layer, *pass, added); }
+
+void paceline_leave(const Layer* layer, const Pass* pass, const void* attended, int half) {
+    (half ? leave<Half> : leave<float>)(*layer, *pass, attended);
 }
 
 }  // extern "C"
