@@ -80,7 +80,7 @@ class TimedTrainer(TrainerBody):
     def __init__(self, trainer: TorchTrainer) -> None:
         super().__init__(trainer)
         self._spans = Spans(
-            (torch_trainer, "write_tensors"), (store, "save_file"), (store, "fingerprint"), (durable, "sync"), (TorchTrainer, "probe")
+            (torch_trainer, "write_tensors"), (store, "_write"), (store, "fingerprint"), (durable, "sync"), (TorchTrainer, "probe")
         )  # fmt: skip
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -105,7 +105,7 @@ class TimedEngine(RolloutBody):
 
 
 def _trainer_parts(seconds: dict[str, float]) -> dict[str, float]:
-    write, sync = seconds["store.save_file"], seconds.get("durable.sync", 0.0)
+    write, sync = seconds["store._write"], seconds.get("durable.sync", 0.0)
     checksum = seconds["store.fingerprint"]
     return {
         "cast": seconds["torch_trainer.write_tensors"] - write - sync - checksum,

@@ -42,14 +42,18 @@ def alone(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(path: Path, *, synced: bool = True) -> Iterator[Path]:
+def whole(path: Path, *, synced: bool = True, over: Path | None = None) -> Iterator[Path]:
     """A place beside `path` to write a file to: it becomes `path` when the block ends, and vanishes when the block raises.
 
     synced = False: for what is made again after a crash of the machine. It is whole for every process that lives, and may be torn then.
+    over: a file in the same directory that nobody needs any more; if there is one, it lies in that place to be written over.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with named(path):
         try:
+            if over is not None:
+                with suppress(FileNotFoundError):
+                    os.replace(over, aside)
             yield aside
             if synced:
                 sync(aside)
@@ -58,6 +62,11 @@ def whole(path: Path, *, synced: bool = True) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
         if synced:
             sync(path.parent)
+
+
+def spare(path: Path) -> Path:
+    """Where a file lies that was given up: the next one of its size is written over it, which needs no new memory from the system."""
+    return path.with_name(".spare")
 
 
 def append_line(path: Path, line: bytes) -> None:

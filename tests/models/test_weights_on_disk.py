@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.schema import ModelConfig
@@ -10,7 +12,7 @@ from paceline.models.attend import causal
 from paceline.models.load import load
 from paceline.models.store import copy_into, export, fingerprint, read, write_tensors
 from paceline.models.tiny import write_tiny
-from paceline.types.errors import ModelError
+from paceline.types.errors import ModelError, StorageError
 
 
 def test_a_fingerprint_depends_on_name_dtype_shape_and_bytes_and_on_nothing_else():
@@ -50,14 +52,43 @@ def test_tensors_are_copied_into_place_from_any_dtype_by_any_number_of_threads(t
         assert all(tensor._version > before[name] for name, tensor in own.items())
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
-    path = tmp_path / "w.safetensors"
+@pytest.mark.parametrize("written", [0, 100], ids=["nothing more", "a part, then no space"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, written):
+    path, answers = tmp_path / "w.safetensors", iter([written])
+
+    def pwritev(descriptor, pieces, offset):
+        found = next(answers, None)
+        if found is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return found
+
     write_tensors([("x", torch.ones(2))], path, torch.float32)
-    shared = torch.zeros(4)
-    with pytest.raises(RuntimeError, match="share memory"):
-        write_tensors([("x", shared), ("y", shared)], path, torch.float32)
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    with pytest.raises(StorageError, match=r"w\.safetensors.*: (the system takes no more bytes|No space left)"):
+        write_tensors([("x", torch.zeros(400))], path, torch.float32)
     assert torch.equal(dict(read(path))["x"], torch.ones(2))
     assert os.listdir(tmp_path) == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("size", [3, 1000, 100_000], ids=["shorter", "as long", "longer"])
+def test_a_file_written_over_another_holds_its_own_bytes_only(tmp_path, size):
+    tensors = {"a": torch.randn(100, 10), "none": torch.empty(0, 4), "b": torch.randn(7)}
+    fresh = write_tensors(tensors.items(), tmp_path / "fresh", torch.bfloat16)
+    old = tmp_path / "old"
+    old.write_bytes(b"\xff" * 2 * size)
+    assert write_tensors(tensors.items(), tmp_path / "over", torch.bfloat16, over=old) == fresh
+    assert (tmp_path / "over").read_bytes() == (tmp_path / "fresh").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "over"], "the old one has become the new one"
+    assert write_tensors(tensors.items(), tmp_path / "again", torch.bfloat16, over=old) == fresh, "there is none any more"
+
+
+def test_the_file_is_one_of_safetensors(tmp_path):
+    tensors = {"a": torch.randn(3, 5), "b": torch.randn(2, 1, 4), "none": torch.empty(0), "one": torch.tensor(7.0)}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        write_tensors(tensors.items(), tmp_path / "weights", dtype)
+        found = load_file(tmp_path / "weights")
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor.to(dtype)) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

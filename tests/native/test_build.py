@@ -81,7 +81,7 @@ def test_without_a_compiler_auto_goes_on_with_a_warning_and_native_is_refused(mo
 @pytest.mark.parametrize("source", build.SOURCES, ids=lambda source: source.name)
 def test_the_kernels_compile_where_an_int64_is_a_long_long(tmp_path, source):
     """As on macOS; there nothing converts what the standard's functions take by reference."""
-    first = [line for name in (build.HEADER, source) for line in name.read_text().splitlines() if line.startswith("#include <")]
+    first = [line for name in (*build.HEADERS, source) for line in name.read_text().splitlines() if line.startswith("#include <")]
     lines = [*(line for line in first if "immintrin" not in line), "#define int64_t long long", f'#include "{source}"']
     elsewhere = tmp_path / "elsewhere.cpp"
     elsewhere.write_text("\n".join(lines))

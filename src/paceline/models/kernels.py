@@ -69,6 +69,8 @@ class Projection:
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
+        self.kernels: Kernels | None = None
+        """Compiled ones, for rows of weights that train or are stored wider than the rows."""
         self._packed = _Derived()
         self._outs = sum(layer.out_features for layer in layers)
         if len(layers) > 1:
@@ -97,13 +99,12 @@ class Projection:
             return F.linear(x, _side_by_side(weights, x.dtype), _side_by_side(biases, x.dtype) if biases else None)
         if recorded(x, *weights):
             given = (None, None) if make is None else (make, source.detach())
-            result: torch.Tensor = _Product.apply(x, *given, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+            result: torch.Tensor = _Product.apply(x, *given, self.kernels, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
             return result
-        bias = _joined(biases, x.dtype) if biases else None
         if _servable(x, weights):
             packed = self._packed.get(weights, "packed", lambda: _pack(_joined(weights, x.dtype)))
-            return _packed_product(x, packed, bias)
-        return F.linear(x, _joined(weights, x.dtype), bias)
+            return _packed_product(x, packed, _joined(biases, x.dtype) if biases else None)
+        return _times(x, weights, biases, self.kernels)
 
     def panels(self, kernels: Kernels) -> Panels | None:
         """The matrix as compiled kernels multiply by it, until the weights change; None where they do not multiply better."""
@@ -125,24 +126,76 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, make: Make | None, source: torch.Tensor | None, count: int, *parts: torch.Tensor
+        ctx: Any,
+        x: torch.Tensor,
+        make: Make | None,
+        source: torch.Tensor | None,
+        kernels: Kernels | None,
+        count: int,
+        *parts: torch.Tensor,
     ) -> torch.Tensor:
         """x [T, in] = make(source) where these are given; parts: `count` weights [out, in], then as many biases [out] or none."""
-        ctx.save_for_backward(x if source is None else source, *parts)
-        ctx.make, ctx.count = make, count
-        return F.linear(x, _joined(parts[:count], x.dtype), _joined(parts[count:], x.dtype) if parts[count:] else None)
+        ctx.save_for_backward(x if source is None else source)
+        # Themselves, for their gradients grow in place: what was saved comes back as another tensor where a layer is computed again.
+        ctx.parts, ctx.make, ctx.kernels, ctx.count = parts, make, kernels, count
+        return _times(x, parts[:count], parts[count:], kernels)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Products in the dtype of x, summed up by the caller in that of the weights."""
-        (x, *parts), (grad,) = ctx.saved_tensors, grads
+        """In the dtype of x, but for what compiled kernels add up: the gradient of the weights, in float32."""
+        (x,), parts, grad = ctx.saved_tensors, ctx.parts, grads[0].contiguous()
         weights, biases = parts[: ctx.count], parts[ctx.count :]
-        for_x = grad @ _joined(weights, grad.dtype) if ctx.needs_input_grad[0] else None
-        for_weights = grad.t() @ (x if ctx.make is None else ctx.make(x))
-        found = [*torch.split(for_weights.to(weights[0].dtype), [weight.shape[0] for weight in weights])]
+        kernels = _trains(ctx.kernels, weights, grad.dtype)
+        for_x = _times_transposed(grad, weights, kernels) if ctx.needs_input_grad[0] else None
+        found: list[torch.Tensor | None] = [None] * (len(parts) if biases else ctx.count)
+        if any(ctx.needs_input_grad[5 : 5 + ctx.count]):
+            rows = x if ctx.make is None else ctx.make(x)
+            if kernels is not None and kernels.adds_up(grad, weights[0]):
+                _add_gradient(kernels, grad, rows.contiguous(), weights)
+            else:
+                for_weights = (grad.t() @ rows).to(weights[0].dtype)
+                found[: ctx.count] = torch.split(for_weights, [weight.shape[0] for weight in weights])
         if biases:
-            found += torch.split(grad.sum(0).to(biases[0].dtype), [bias.shape[0] for bias in biases])
-        return for_x, None, None, None, *found
+            found[ctx.count :] = torch.split(grad.sum(0).to(biases[0].dtype), [bias.shape[0] for bias in biases])
+        return for_x, None, None, None, None, *found
+
+
+def _trains(kernels: Kernels | None, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Kernels | None:
+    """The kernels, if they multiply rows of a dtype by these weights."""
+    return kernels if kernels is not None and kernels.trains(_joined(weights, weights[0].dtype), dtype) else None
+
+
+def _times(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], kernels: Kernels | None) -> torch.Tensor:
+    """x [T, in] W^T + b in the dtype of x."""
+    bias = _joined(biases, x.dtype) if biases else None
+    if x.device.type == "cpu" and _trains(kernels, weights, x.dtype):
+        assert kernels is not None
+        whole = _joined(weights, weights[0].dtype)
+        panels = Panels(kernels.pack(whole, x.dtype), None if bias is None else bias.float(), whole.shape[1], whole.shape[0])
+        return kernels.product(x.contiguous(), panels)
+    return F.linear(x, _joined(weights, x.dtype), bias)
+
+
+def _times_transposed(grad: torch.Tensor, weights: Sequence[torch.Tensor], kernels: Kernels | None) -> torch.Tensor:
+    """grad [T, out] W, by kernels that multiply by these weights, if any."""
+    if kernels is None:
+        return grad @ _joined(weights, grad.dtype)
+    whole = _joined(weights, weights[0].dtype)
+    return kernels.product(grad, Panels(kernels.pack(whole, grad.dtype, over=True), None, whole.shape[0], whole.shape[1]))
+
+
+def _add_gradient(kernels: Kernels, grad: torch.Tensor, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    """Add grad^T x to the gradients of leaves in place: these lie one behind the other, so no second tensor of their size is made."""
+    assert all(weight.is_leaf for weight in weights), "their gradients would be lost"
+    known = [weight.grad for weight in weights if weight.grad is not None]
+    total = _view(known) if len(known) == len(weights) else None
+    if total is not None and total.is_contiguous():
+        kernels.matrix_gradient(grad, x, total, add=True)
+        return
+    part = torch.empty(grad.shape[1], x.shape[1], dtype=torch.float32)
+    kernels.matrix_gradient(grad, x, part, add=False)
+    for weight, rows in zip(weights, torch.split(part, [weight.shape[0] for weight in weights]), strict=True):
+        weight.grad = rows if weight.grad is None else weight.grad.add_(rows)
 
 
 class Head:
@@ -278,15 +331,22 @@ class _HeadScores(torch.autograd.Function):
                 logits = ctx.head.logits(hidden, ctx.kernels)
         grad = ctx.kernels.score_backward(logits, ids, logp, grads[0].contiguous(), ctx.temperature, hidden.dtype)
         del logits
-        return _through_head(ctx, grad, hidden, ctx.weight, lambda: ctx.head.rounded(hidden.dtype)), *[None] * 7
+        return _through_head(ctx, grad, hidden, ctx.weight, lambda: ctx.head.rounded(hidden.dtype), ctx.kernels), *[None] * 7
 
 
 def _through_head(
-    ctx: Any, grad: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, matrix: Callable[[], torch.Tensor]
+    ctx: Any,
+    grad: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    matrix: Callable[[], torch.Tensor],
+    kernels: Kernels | None = None,
 ) -> torch.Tensor | None:
     """Gradient of hidden [N, width], the first input, given that of the logits in its dtype; that of the weights, the second, adds up."""
     for_hidden = grad @ matrix() if ctx.needs_input_grad[0] else None
-    if ctx.needs_input_grad[1]:
+    if ctx.needs_input_grad[1] and kernels is not None and kernels.adds_up(grad, weight):
+        _add_gradient(kernels, grad, hidden.contiguous(), [weight])
+    elif ctx.needs_input_grad[1]:
         _grow(weight, grad.t() @ hidden)
     return for_hidden
 
@@ -372,14 +432,19 @@ def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | 
 
 def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The parts as one tensor along the first dimension, in `dtype`, without gradient: a view where their storage allows it."""
+    whole = _view(parts)
+    return _side_by_side([part.detach() for part in parts], dtype) if whole is None else whole.to(dtype)
+
+
+def _view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The parts as one tensor along the first dimension, without gradient, if they lie one behind the other."""
     first = parts[0].detach()
     end = first.data_ptr()
     for part in parts:
         if part.data_ptr() != end:
-            return _side_by_side([part.detach() for part in parts], dtype)
+            return None
         end += part.nbytes
-    rows = sum(part.shape[0] for part in parts)
-    return first.as_strided((rows, *first.shape[1:]), first.stride()).to(dtype)
+    return first.as_strided((sum(part.shape[0] for part in parts), *first.shape[1:]), first.stride())
 
 
 def _side_by_side(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

@@ -270,6 +270,9 @@ class SlimDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Norm | Attention | Feedforward):
                 module.kernels = kernels
+            for projection in vars(module).values():
+                if isinstance(projection, Projection):
+                    projection.kernels = kernels
         self._before, self._after = (
             compile_parts(self.frequencies.device, Block.before, Block.after) if compiled else (Block.before, Block.after)
         )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import itemgetter
@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from paceline.durable import named as writing
 from paceline.durable import put_in_place, whole
@@ -30,6 +29,7 @@ _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
 _NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes of weights, by the names that safetensors files have for them."""
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BUFFERS = 512
 """Of one call that reads into several; systems allow 1,024."""
 _DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
@@ -63,19 +63,49 @@ def _digest(named: tuple[str, torch.Tensor]) -> bytes:
     return digest.digest()
 
 
-def write_tensors(named: Named, path: Path, dtype: torch.dtype, *, synced: bool = True) -> str:
+def write_tensors(named: Named, path: Path, dtype: torch.dtype, *, synced: bool = True, over: Path | None = None) -> str:
     """Write the tensors in `dtype` as one safetensors file, complete or absent; on disk when this returns, if `synced`.
 
-    Returns their fingerprint.
+    over: a file beside it that is written over, if it is there. Returns their fingerprint.
     """
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in named}
-    with whole(path, synced=synced) as aside:
-        try:
-            save_file(tensors, aside, metadata={"format": "pt"})
-        except SafetensorError as error:  # the disk's errors come as the library's own
-            raise StorageError(f"{path}: {error}") from error
+    with whole(path, synced=synced, over=over) as aside:
+        _write(tensors, aside)
         aside.chmod(0o644)
     return fingerprint(tensors.items())
+
+
+def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """A safetensors file, over the bytes of the one that may lie there: the library's writer would first give their memory back."""
+    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        described[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end := end + tensor.nbytes]}
+    header = json.dumps(described).encode()
+    header += b" " * (-len(header) % 8)
+    pieces = [memoryview(len(header).to_bytes(8, "little") + header)]
+    pieces += [tensor.reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values() if tensor.numel()]
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
+    try:
+        if not _transfer(os.pwritev, descriptor, pieces, 0):
+            raise StorageError(f"{path}: the system takes no more bytes and does not say why")
+        os.ftruncate(descriptor, 8 + len(header) + end)
+    finally:
+        os.close(descriptor)
+
+
+def _transfer(call: Callable[[int, list[memoryview], int], int], descriptor: int, pieces: list[memoryview], offset: int) -> bool:
+    """Read into or write from buffers that follow each other in a file, in few calls; whether all bytes were transferred."""
+    while pieces:
+        count = call(descriptor, pieces[:_BUFFERS], offset)
+        if not count:
+            return False
+        offset += count
+        while pieces and count >= len(pieces[0]):
+            count -= len(pieces.pop(0))
+        if count:
+            pieces[0] = pieces[0][count:]
+    return True
 
 
 def files_of(path: Path) -> list[Path]:
@@ -176,19 +206,12 @@ def _read_stretch(descriptor: int, pieces: Sequence[tuple[int, memoryview]], fil
     while index < len(pieces):
         offset = end = pieces[index][0]
         together: list[memoryview] = []
-        while index < len(pieces) and pieces[index][0] == end and len(together) < _BUFFERS:
+        while index < len(pieces) and pieces[index][0] == end:
             together.append(pieces[index][1])
             end += len(together[-1])
             index += 1
-        while together:
-            count = os.preadv(descriptor, together, offset)
-            if not count:
-                raise ModelError(f"{file}: ends within a tensor")
-            offset += count
-            while together and count >= len(together[0]):
-                count -= len(together.pop(0))
-            if together:
-                together[0] = together[0][count:]
+        if not _transfer(os.preadv, descriptor, together, offset):
+            raise ModelError(f"{file}: ends within a tensor")
 
 
 def _described(file: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:

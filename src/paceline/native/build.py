@@ -18,8 +18,8 @@ import torch
 from paceline.durable import alone, cache_directory, sync
 from paceline.native.machine import compiler, processor
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "pages.cpp", "training.cpp"))
-HEADER = SOURCES[0].with_name("common.h")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "gradients.cpp", "pages.cpp", "training.cpp"))
+HEADERS = tuple(SOURCES[0].with_name(name) for name in ("common.h", "products.h"))
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 _HERE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
 _THREADS = "-fopenmp"
@@ -70,7 +70,15 @@ def _digest(by: Sequence[str]) -> str:
     """Of the source, the compiler and its flags, and the processor: a cache may be shared by several machines."""
     name, features = processor()
     system = (platform.machine(), platform.libc_ver(), name, sorted(features))
-    parts = ([path.read_text() for path in (HEADER, *SOURCES)], tuple(by), _run([*by, "--version"]).stdout, _FLAGS, _HERE, _THREADS, system)
+    parts = (
+        [path.read_text() for path in (*HEADERS, *SOURCES)],
+        tuple(by),
+        _run([*by, "--version"]).stdout,
+        _FLAGS,
+        _HERE,
+        _THREADS,
+        system,
+    )
     return _short(repr(parts).encode())
 
 

@@ -105,6 +105,11 @@ class Kernels:
         self._multiplies = {dtype: bool(multiplies(dtype == torch.bfloat16)) for dtype in DTYPES}
         self._enter, self._leave = compiled.paceline_enter, compiled.paceline_leave
         self._enter.argtypes, self._leave.argtypes = (pointer, pointer, flag, flag), (pointer, pointer, pointer, flag)
+        self._pack, self._matrix_gradient = compiled.paceline_pack, compiled.paceline_matrix_gradient
+        self._pack.argtypes, self._matrix_gradient.argtypes = (
+            (pointer, pointer, long, long, flag, flag, flag),
+            (*[pointer] * 3, *[long] * 3, flag, flag),
+        )
         self._attend.argtypes = (ctypes.POINTER(Step), long, *[pointer] * 4, long, long, flag)
         self._norm_backward, self._gate_backward = compiled.paceline_norm_backward, compiled.paceline_gate_backward
         self._turned, self._score, self._score_backward = (
@@ -130,16 +135,44 @@ class Kernels:
         fits = weight.shape[1] <= MOST_INPUTS and not weight.shape[1] % 2 and (self._threaded or torch.get_num_threads() == 1)
         return fits and self._multiplies.get(weight.dtype, False)
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; of bfloat16 in / 2 pairs, as int32."""
-        numbers = weight.view(torch.int32) if weight.dtype == torch.bfloat16 else weight  # a pair is moved as one number
-        (outs, ins), full = numbers.shape, len(numbers) // PANEL
-        packed = numbers.new_empty(-(-outs // PANEL), ins, PANEL)
-        packed[:full] = numbers[: full * PANEL].view(full, PANEL, ins).transpose(1, 2)
+    def adds_up(self, grad: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether the gradient of a matrix, given that of its products' rows, is better made here: of bfloat16 rows, in float32."""
+        threaded = self._threaded or torch.get_num_threads() == 1
+        return grad.dtype == torch.bfloat16 and weight.dtype == torch.float32 and self._multiplies[grad.dtype] and threaded
+
+    def trains(self, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether products of rows of a dtype with this matrix [out, in] and with its transpose are better made here."""
+        fits = max(weight.shape) <= MOST_INPUTS and not any(size % 2 for size in weight.shape) and weight.is_contiguous()
+        known = dtype == torch.bfloat16 and weight.dtype in DTYPES and weight.device.type == "cpu"
+        return fits and known and self._multiplies[dtype] and (self._threaded or torch.get_num_threads() == 1)
+
+    def pack(self, weight: torch.Tensor, dtype: torch.dtype | None = None, over: bool = False) -> torch.Tensor:
+        """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; of bfloat16 in / 2 pairs, as int32.
+
+        dtype: of the numbers in it, by default that of the weight. over: of its transpose, and of bfloat16 only.
+        """
+        dtype = dtype or weight.dtype
+        outs, ins = reversed(weight.shape) if over else weight.shape
+        if dtype == torch.bfloat16:
+            packed = torch.empty(-(-outs // PANEL), ins // 2, PANEL, dtype=torch.int32)
+            half = weight.dtype == torch.bfloat16
+            self._pack(weight.data_ptr(), packed.data_ptr(), *weight.shape, over, half, torch.get_num_threads())
+            return packed
+        packed, full = weight.new_empty(-(-outs // PANEL), ins, PANEL), outs // PANEL
+        packed[:full] = weight[: full * PANEL].view(full, PANEL, ins).transpose(1, 2)
         if full < len(packed):
             packed[full] = 0
-            packed[full, :, : outs - full * PANEL] = numbers[full * PANEL :].t()
+            packed[full, :, : outs - full * PANEL] = weight[full * PANEL :].t()
         return packed
+
+    def matrix_gradient(self, grad: torch.Tensor, x: torch.Tensor, total: torch.Tensor, add: bool) -> None:
+        """total [out, in] float32 becomes, or (`add`) grows by, the gradient of a matrix: grad [T, out] and x [T, in] bfloat16."""
+        assert (grad.dtype, x.dtype, total.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32), (
+            f"{grad.dtype}, {x.dtype}, {total.dtype}"
+        )
+        self._matrix_gradient(
+            grad.data_ptr(), x.data_ptr(), total.data_ptr(), len(x), grad.shape[1], x.shape[1], add, torch.get_num_threads()
+        )
 
     def product(self, x: torch.Tensor, panels: Panels, wide: bool = False) -> torch.Tensor:
         """x [T, in] times a matrix, + bias, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.

@@ -2,7 +2,7 @@
 //
 // Compiled for this machine at first use (native/build.py). No header of torch: tensors arrive as addresses.
 
-#include "common.h"
+#include "products.h"
 
 namespace {
 
@@ -45,126 +45,6 @@ template <class T> void gate(const T* gate_up, T* out, long rows, long inner, in
         for (long i = 0; i < inner; i++) {
             const float x = wide(left[i]);
             out[row * inner + i] = narrow<T>(wide(narrow<T>(x / (1.0f + exponential(-x)))) * wide(right[i]));
-        }
-    }
-}
-
-// ---- products with a matrix in panels
-
-constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8, PART = 192;
-constexpr long CACHED = 1 << 18;  // bytes of rows that meet one panel after the other
-
-// The panel that comes next, fetched bit by bit while rows meet the one before: a core that waits for memory does not multiply.
-struct Ahead {
-    const char *at = nullptr, *end = nullptr;
-    int lines = 0;  // per step of two inputs
-
-    void fetch() {
-        for (int i = 0; i < lines; i++, at += 64)
-            if (at < end) __builtin_prefetch(at, 0, 2);
-    }
-};
-
-#ifdef __AVX512BF16__
-constexpr bool HALF_PRODUCTS = true;
-
-// One step of PART or fewer inputs, added to the totals: long sums of float32 lose less in parts.
-template <int R> void part(const Half* x, long x_step, const Half* panel, long count, Lanes (*totals)[VECTORS], Ahead& ahead) {
-    __m512 sums[R][VECTORS];
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < VECTORS; j++) sums[r][j] = _mm512_setzero_ps();
-    for (long i = 0; i < count; i += 2, panel += 2 * PANEL) {
-        ahead.fetch();
-        __m512bh weights[VECTORS];
-        for (int j = 0; j < VECTORS; j++) weights[j] = (__m512bh)_mm512_loadu_si512(panel + 2 * LANES * j);
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            std::memcpy(&pair, x + r * x_step + i, sizeof pair);
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            for (int j = 0; j < VECTORS; j++) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], weights[j], both);
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < VECTORS; j++) totals[r][j] += (Lanes)sums[r][j];
-}
-#else
-constexpr bool HALF_PRODUCTS = false;
-template <int R> void part(const Half*, long, const Half*, long, Lanes (*)[VECTORS], Ahead&) {}
-#endif
-
-#ifdef __AVX512F__
-constexpr bool FLOAT_PRODUCTS = true;
-#else
-constexpr bool FLOAT_PRODUCTS = false;
-#endif
-
-template <int R> void part(const float* x, long x_step, const float* panel, long count, Lanes (*totals)[VECTORS], Ahead& ahead) {
-    Lanes sums[R][VECTORS] = {};
-    for (long i = 0; i < count; i++, panel += PANEL) {
-        ahead.fetch();
-        const Lanes* weights = reinterpret_cast<const Lanes*>(panel);
-        for (int r = 0; r < R; r++)
-            for (int j = 0; j < VECTORS; j++) sums[r][j] += x[r * x_step + i] * weights[j];
-    }
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < VECTORS; j++) totals[r][j] += sums[r][j];
-}
-
-// R rows of x times one panel: [in, PANEL], bfloat16 as [in / 2, PANEL, 2], pairs of inputs side by side.
-template <int R, class T, class Out>
-void block(const T* x, long x_step, const T* panel, long in, const float* bias, Out* out, long out_step, long outs, Ahead& ahead) {
-    Lanes totals[R][VECTORS] = {};
-    for (long start = 0; start < in; start += PART) {
-        const long count = in - start < PART ? in - start : PART;
-        part<R>(x + start, x_step, panel + start * PANEL, count, totals, ahead);
-    }
-    for (int r = 0; r < R; r++) {
-        float row[PANEL];
-        std::memcpy(row, totals[r], sizeof row);
-        for (long j = 0; j < outs; j++) out[r * out_step + j] = narrow<Out>(bias ? row[j] + bias[j] : row[j]);
-    }
-}
-
-// All of a panel within so many rows.
-template <class T> Ahead coming(const T* next, long in, long rows) {
-    const char* start = reinterpret_cast<const char*>(next);
-    const long bytes = in * PANEL * long(sizeof(T)), steps = (rows + BLOCK - 1) / BLOCK * in / (sizeof(T) == 2 ? 2 : 1);
-    return next ? Ahead{start, start + bytes, int((bytes / 64 + steps - 1) / steps)} : Ahead{};
-}
-
-// Some rows of x times the panel of `here` outputs; `next`: the panel behind it, if any.
-template <class T, class Out>
-void stretch(const T* x, const T* panel, const T* next, const float* bias, Out* out, long rows, long in, long outs, long here) {
-    Ahead ahead = coming(next, in, rows);
-    for (long row = 0; row < rows; row += BLOCK) {
-        const auto run = [&](auto block) { block(x + row * in, in, panel, in, bias, out + row * outs, outs, here, ahead); };
-        switch (rows - row) {
-            case 1: run([](auto&&... a) { block<1>(a...); }); break;
-            case 2: run([](auto&&... a) { block<2>(a...); }); break;
-            case 3: run([](auto&&... a) { block<3>(a...); }); break;
-            case 4: run([](auto&&... a) { block<4>(a...); }); break;
-            case 5: run([](auto&&... a) { block<5>(a...); }); break;
-            case 6: run([](auto&&... a) { block<6>(a...); }); break;
-            case 7: run([](auto&&... a) { block<7>(a...); }); break;
-            default: run([](auto&&... a) { block<BLOCK>(a...); });
-        }
-    }
-}
-
-// x [rows, in] times the matrix -> out [rows, outs]. The order of a sum does not depend on how many rows there are.
-template <class T, class Out>
-void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
-    const long count = (outs + PANEL - 1) / PANEL, fitting = CACHED / (in * long(sizeof(T))) / BLOCK * BLOCK;
-    const long together = fitting > BLOCK ? fitting : BLOCK;
-#pragma omp parallel num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
-    for (long row = 0; row < rows; row += together) {
-        const long some = rows - row < together ? rows - row : together;
-#pragma omp for schedule(static) nowait
-        for (long index = 0; index < count; index++) {
-            const long left = outs - index * PANEL;
-            const T *panel = panels + index * PANEL * in, *next = left > PANEL ? panel + PANEL * in : nullptr;
-            stretch(x + row * in, panel, next, bias ? bias + index * PANEL : nullptr, out + row * outs + index * PANEL, some,
-                    in, outs, left < PANEL ? left : PANEL);
         }
     }
 }

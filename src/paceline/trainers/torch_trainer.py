@@ -21,6 +21,7 @@ from paceline.algo.logprobs import TokenScores, token_logprobs
 from paceline.algo.loss import PolicyLoss, check_options, policy_loss
 from paceline.algo.shaping import overlong_penalty
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
+from paceline.durable import spare
 from paceline.models.packed import LoadedModel, PackedModel, Tunable
 from paceline.models.store import export, fingerprint, write_tensors
 from paceline.native.calls import LANES, Kernels
@@ -157,7 +158,8 @@ class TorchTrainer:
 
         It is not synced: engines that live read it, and a resumed run publishes anew.
         """
-        checksum = write_tensors(self._weights.items(), Path(location), self._serving, synced=False)
+        path = Path(location)
+        checksum = write_tensors(self._weights.items(), path, self._serving, synced=False, over=spare(path))
         self._published = WeightsRef(version=version, fingerprint=checksum)
         self._counters = replace(self._counters, version=version)
         return self._published

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+from paceline.durable import spare
 from paceline.types.weights import WeightsRef
 
 
 class FileStore:
-    """One file per live version. The trainer writes a file whole or not at all, so a committed location is always readable."""
+    """One file per live version, and one of a version given up. The trainer writes a file whole or not at all, so a committed location is
+    always readable."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -22,5 +25,7 @@ class FileStore:
         return self.prepare(ref.version)
 
     def retire(self, version: int) -> None:
-        """Delete a version. An engine that mapped the file keeps its pages until it lets go."""
-        Path(self.prepare(version)).unlink(missing_ok=True)
+        """Give a version up; the next one is written over its file."""
+        path = Path(self.prepare(version))
+        with suppress(FileNotFoundError):
+            path.replace(spare(path))
