@@ -34,7 +34,7 @@ from paceline.types.weights import InstanceInfo, Unfinished, WeightsRef
 
 PREFILL_TOKENS = 512
 """A step prefills prompts up to this many tokens, and longer ones in parts: those who decode wait for it."""
-PROBE_STEPS = 8
+PROBE_STEPS = 4
 """Decode steps of a probe."""
 
 

@@ -78,6 +78,18 @@ template <class T> float squares(const T* x, long width) {
     return total;
 }
 
+// The largest of x and `least`, NaN left out; lane by lane, since comparing one after the other would wait for each.
+inline float largest(const float* x, long size, float least) {
+    float lanes[LANES];
+    for (float& one : lanes) one = least;
+    long i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    for (; i < size; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    for (float one : lanes) least = one > least ? one : least;
+    return least;
+}
+
 inline float total(const Lanes& lanes) {
     float parts[LANES], sum = 0;
     std::memcpy(parts, &lanes, sizeof parts);

@@ -87,29 +87,32 @@ template <class T, int D, int R> struct Queries {
         }
     }
 
+    // Scores of LANES keys, of which `here` are there; the others get none.
+    static void scores(const Query<T, D>& query, const T* keys, long here, float scale, float* out) {
+        Lanes partial[LANES];
+        if (here >= LANES)
+            for (int t = 0; t < LANES; t++) partial[t] = query(keys + t * D);  // all of them in registers
+        else
+            for (int t = 0; t < LANES; t++) partial[t] = t < here ? query(keys + t * D) : Lanes{};
+        sums(partial, out);
+        for (int t = 0; t < LANES; t++) out[t] = t < here ? out[t] * scale : -INFINITY;
+    }
+
     void page(const T* keys, const T* values, long tokens) {
         float weights[R][LONGEST_PAGE];
         const long whole = (tokens + LANES - 1) / LANES * LANES;
         for (long start = 0; start < tokens; start += LANES)
-            for (int r = 0; r < R; r++) {
-                Lanes partial[LANES] = {};
-                const long here = tokens - start < LANES ? tokens - start : LANES;
-                for (long t = 0; t < here; t++) partial[t] = q[r](keys + (start + t) * D);
-                sums(partial, weights[r] + start);
-                for (long t = 0; t < here; t++) weights[r][start + t] *= scale;
-                for (long t = here; t < LANES; t++) weights[r][start + t] = -INFINITY;
-            }
+            for (int r = 0; r < R; r++) scores(q[r], keys + start * D, tokens - start, scale, weights[r] + start);
         for (int r = 0; r < R; r++) {
-            float largest = most[r];
-            for (long t = 0; t < whole; t++) largest = weights[r][t] > largest ? weights[r][t] : largest;
+            const float highest = largest(weights[r], whole, most[r]);
             Lanes added = {};
             for (long t = 0; t < whole; t += LANES) {
-                for (int i = 0; i < LANES; i++) weights[r][t + i] = exponential(weights[r][t + i] - largest);
+                for (int i = 0; i < LANES; i++) weights[r][t + i] = exponential(weights[r][t + i] - highest);
                 added += *reinterpret_cast<const Lanes*>(weights[r] + t);
             }
-            const float shrink = exponential(most[r] - largest);
+            const float shrink = exponential(most[r] - highest);
             total[r] = total[r] * shrink + added;
-            most[r] = largest;
+            most[r] = highest;
             for (int j = 0; j < N; j++) result[r][j] *= shrink;
         }
         Lanes here[R][N];

@@ -75,13 +75,7 @@ void score(const float* logits, const int64_t* ids, float temperature, float* lo
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) {
         const float* z = logits + row * size;
-        float largest[LANES];
-        for (float& one : largest) one = -INFINITY;
-        long i = 0;
-        for (; i + LANES <= size; i += LANES)
-            for (int j = 0; j < LANES; j++) largest[j] = z[i + j] > largest[j] ? z[i + j] : largest[j];
-        for (; i < size; i++) largest[0] = z[i] > largest[0] ? z[i] : largest[0];
-        const float most = *std::max_element(largest, largest + LANES);
+        const float most = largest(z, size, -INFINITY);
         double whole = 0, weighted = 0;
         for (long start = 0; start < size; start += PIECE) {  // float32 within a piece, so that 10^5 small shares do not drown
             float below[PIECE], shares[PIECE];
@@ -225,8 +219,7 @@ template <class T> struct Head {
             float* w = weights + r * keys;
             const long visible = seen + r / group;
             for (long t = visible; t < width; t++) w[t] = -INFINITY;
-            float most = -INFINITY;
-            for (long t = 0; t < up(visible, LANES); t++) most = w[t] > most ? w[t] : most;
+            const float most = largest(w, up(visible, LANES), -INFINITY);
             Lanes added = {};
             for (long t = 0; t < width; t += LANES) {
                 for (int i = 0; i < LANES; i++) w[t + i] = exponential(w[t + i] - most);

@@ -13,7 +13,7 @@ from paceline.native.calls import Kernels
 from paceline.trainers.attend import block_attend
 from paceline.trainers.packing import Block
 
-STILL = 0.05
+STILL = 0.25
 """Nats: while the log-probs have moved by less, on average, their rounding is taken for what it was."""
 
 
