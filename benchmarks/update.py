@@ -162,6 +162,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a smoke test: two updates of answers of 4 tokens, nothing written")
     arguments = parser.parse_args()
     updates = 2 if arguments.tiny else arguments.updates
+    if arguments.profile and not MEMORY.items() <= os.environ.items():  # as a worker's
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MEMORY, "OMP_NUM_THREADS": str(arguments.threads)})
     if arguments.side or arguments.profile:
         way = arguments.side or arguments.profile
         print(json.dumps(side(way, size_of(way, arguments.threads, arguments.tiny), updates, bool(arguments.profile))))

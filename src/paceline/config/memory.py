@@ -138,8 +138,9 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int, pan
     items = [
         Memory("trainer", "activations", rows * kept * size, formula),
         _logits(rollout, chunk, size, panels),
-        Memory("trainer", "head in a chunk", head * size, "V w b (gradient)"),
     ]
+    if not (panels and size < master):
+        items.append(Memory("trainer", "head in a chunk", head * size, "V w b (gradient)"))
     if size < master and not panels:
         items.append(Memory("trainer", "head in bfloat16", head * size, "V w b (weights, for the gradient of a chunk)"))
     if several:
