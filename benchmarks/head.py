@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from evidence import best_seconds, measured
-from paceline.models.kernels import Head, Projection, bare_linear
+from paceline.models.head import Head
+from paceline.models.kernels import Projection, bare_linear
 
 VOCABULARY, WIDTH, INNER = 49_152, 576, 1536
 PRODUCTS = {"gate and up": (2 * INNER, WIDTH), "down": (WIDTH, INNER), "head": (VOCABULARY, WIDTH)}

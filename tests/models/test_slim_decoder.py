@@ -7,7 +7,8 @@ from transformers import AutoConfig
 
 from paceline.config.schema import ModelConfig
 from paceline.models.attend import causal
-from paceline.models.kernels import Head, lookup
+from paceline.models.head import Head
+from paceline.models.kernels import lookup
 from paceline.models.load import load
 from paceline.models.packed import PackedModel
 from paceline.models.slim import SlimDecoder

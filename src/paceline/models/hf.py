@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from paceline.models.attend import causal
-from paceline.models.kernels import Head
+from paceline.models.head import Head
 from paceline.models.packed import Attend, Shape
 from paceline.models.store import copy_into
 from paceline.types.errors import ModelError

@@ -1,4 +1,4 @@
-"""The dense kernels of the decoders: projections and the head.
+"""The dense kernels of the decoders: projections, and what the head (`models.head`) shares with them.
 
 Weights may be stored in another dtype than the one computed in: they are cast where they are used, so a float32 master
 weight receives its gradient in float32 while the numbers equal, bit for bit, those of an engine that stores the cast weights.
@@ -26,8 +26,6 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 
 _ROWS_HINT = 64
 """Number of rows the layout of a packed copy is chosen for; it works for any."""
-_ROWS_TOGETHER = 2048
-"""Rows of a gradient that are added at a time."""
 
 
 def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn.Linear:
@@ -39,7 +37,7 @@ def bare_linear(inputs: int, outputs: int, bias: bool, like: torch.Tensor) -> nn
     return layer
 
 
-class _Derived:
+class Derived:
     """A tensor computed from weights, kept until they change."""
 
     def __init__(self) -> None:
@@ -71,7 +69,7 @@ class Projection:
         self.layers = layers
         self.kernels: Kernels | None = None
         """Compiled ones, for rows of weights that train or are stored wider than the rows."""
-        self._packed = _Derived()
+        self._packed = Derived()
         self._outs = sum(layer.out_features for layer in layers)
         if len(layers) > 1:
             sizes = [layer.out_features for layer in layers]
@@ -101,9 +99,9 @@ class Projection:
             given = (None, None) if make is None else (make, source.detach())
             result: torch.Tensor = _Product.apply(x, *given, self.kernels, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
             return result
-        if _servable(x, weights):
-            packed = self._packed.get(weights, "packed", lambda: _pack(_joined(weights, x.dtype)))
-            return _packed_product(x, packed, _joined(biases, x.dtype) if biases else None)
+        if servable(x, weights):
+            packed = self._packed.get(weights, "packed", lambda: library_pack(_joined(weights, x.dtype)))
+            return packed_product(x, packed, _joined(biases, x.dtype) if biases else None)
         return _times(x, weights, biases, self.kernels)
 
     def panels(self, kernels: Kernels) -> Panels | None:
@@ -118,7 +116,7 @@ class Projection:
     def served(self, kernels: Kernels) -> Make:
         """As a call without gradient on the CPU, until the weights change: by compiled kernels, where they multiply better."""
         panels = self.panels(kernels)
-        return functools.partial(_in_company, self) if panels is None else functools.partial(kernels.product, panels=panels)
+        return functools.partial(in_company, self) if panels is None else functools.partial(kernels.product, panels=panels)
 
 
 class _Product(torch.autograd.Function):
@@ -151,7 +149,7 @@ class _Product(torch.autograd.Function):
         if any(ctx.needs_input_grad[5 : 5 + ctx.count]):
             rows = x if ctx.make is None else ctx.make(x)
             if kernels is not None and kernels.adds_up(grad, weights[0]):
-                _add_gradient(kernels, grad, rows.contiguous(), weights)
+                add_gradient(kernels, grad, rows.contiguous(), weights)
             else:
                 for_weights = (grad.t() @ rows).to(weights[0].dtype)
                 found[: ctx.count] = torch.split(for_weights, [weight.shape[0] for weight in weights])
@@ -184,7 +182,7 @@ def _times_transposed(grad: torch.Tensor, weights: Sequence[torch.Tensor], kerne
     return kernels.product(grad, Panels(kernels.pack(whole, grad.dtype, over=True), None, whole.shape[0], whole.shape[1]))
 
 
-def _add_gradient(kernels: Kernels, grad: torch.Tensor, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+def add_gradient(kernels: Kernels, grad: torch.Tensor, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
     """Add grad^T x to the gradients of leaves in place: these lie one behind the other, so no second tensor of their size is made."""
     assert all(weight.is_leaf for weight in weights), "their gradients would be lost"
     known = [weight.grad for weight in weights if weight.grad is not None]
@@ -196,159 +194,6 @@ def _add_gradient(kernels: Kernels, grad: torch.Tensor, x: torch.Tensor, weights
     kernels.matrix_gradient(grad, x, part, add=False)
     for weight, rows in zip(weights, torch.split(part, [weight.shape[0] for weight in weights]), strict=True):
         weight.grad = rows if weight.grad is None else weight.grad.add_(rows)
-
-
-class Head:
-    """hidden states -> logits in float32 (float64 for float64) with the matrix of `owner.weight` [vocabulary, width].
-
-    bfloat16 inputs are multiplied exactly and added up in float32, forward and backward: a bfloat16 *result* would move a
-    logit of 16 by up to 0.06. A float32 copy of the bfloat16 values is kept for that.
-    """
-
-    def __init__(self, owner: nn.Module) -> None:
-        self._owner = owner
-        self._copy, self._rounded = _Derived(), _Derived()
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, width] -> [N, vocabulary]."""
-        return _in_company(self._product, hidden)
-
-    def served(self, kernels: Kernels) -> Make:
-        """As a call without gradient on the CPU, until the weights change: by compiled kernels, where they multiply better."""
-        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
-        if not kernels.multiplies(weight):
-            return self
-        return functools.partial(kernels.product, panels=self._panels(weight.detach(), kernels), wide=True)
-
-    def scores(
-        self, hidden: torch.Tensor, ids: torch.Tensor, temperature: float, *, entropy: bool, keep: bool, kernels: Kernels
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the logits of hidden [n, width] on the CPU: log-probs of ids [n] at the temperature and entropies, [n] or [0], float32.
-
-        keep: the backward pass reads the logits again; else it makes them again. IndexError for an id that is none of the vocabulary.
-        """
-        vocabulary = len(self._owner.weight)  # type: ignore[arg-type]
-        odd = ids[(ids < 0) | (ids >= vocabulary)].tolist()
-        if odd:  # the kernels would read what lies beside the row
-            raise IndexError(f"token {odd[0]} is none of a vocabulary of {vocabulary}")
-        found: tuple[torch.Tensor, torch.Tensor] = _HeadScores.apply(  # type: ignore[no-untyped-call]
-            hidden, self._owner.weight, ids, temperature, entropy, keep, self, kernels
-        )
-        return found
-
-    def logits(self, hidden: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """As a call, in training and without a record for a backward pass."""
-        weight = self.rounded(hidden.dtype)
-        if hidden.dtype == torch.bfloat16 and kernels.multiplies(weight):
-            return kernels.product(hidden.contiguous(), self._panels(weight, kernels), wide=True)
-        return self(hidden)
-
-    def _panels(self, matrix: torch.Tensor, kernels: Kernels) -> Panels:
-        """matrix: the weights, or what they are rounded to."""
-        packed = self._copy.get([self._owner.weight], f"panels {matrix.dtype}", lambda: kernels.pack(matrix))  # type: ignore[list-item]
-        return Panels(packed, None, matrix.shape[1], matrix.shape[0])
-
-    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix in `dtype`, without gradient: a copy that is kept until the weights change."""
-        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
-        if weight.dtype == dtype:
-            return weight.detach()
-        return self._rounded.get([weight], str(dtype), lambda: weight.detach().to(dtype))
-
-    def _product(self, hidden: torch.Tensor) -> torch.Tensor:
-        weight: torch.Tensor = self._owner.weight  # type: ignore[assignment]
-        servable = _servable(hidden, [weight])
-        if hidden.dtype != torch.bfloat16:
-            if servable:
-                return _packed_product(hidden, self._copy.get([weight], "packed", lambda: _pack(weight.detach())), None)
-            return _head_product(hidden, weight, weight.detach().to(hidden.dtype))
-        if servable:
-            with bfloat16_products():
-                packed = self._copy.get([weight], "packed", lambda: _pack(weight.detach().float()))
-                return _packed_product(hidden.float(), packed, None)
-        return _head_product(hidden, weight, self._copy.get([weight], "rounded", lambda: weight.detach().to(torch.bfloat16).float()))
-
-
-def _head_product(hidden: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _HeadProduct.apply(hidden, weight, matrix)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _HeadProduct(torch.autograd.Function):
-    """logits = h W^T, from bfloat16 inputs with float32 accumulation and result. Gradients are products in the dtype of h, as everywhere.
-
-    That of W adds up in place (`_grow`): chunk after chunk, and the look-up's in the end, in one tensor of its size.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        """hidden [N, width], weight [vocabulary, width], matrix its values: rounded to bfloat16 and in float32 where hidden is bfloat16,
-        else in the dtype of hidden -> [N, vocabulary] in the dtype of matrix."""
-        ctx.save_for_backward(hidden)
-        ctx.weight = weight
-        if hidden.dtype != torch.bfloat16:
-            return F.linear(hidden, matrix)
-        with bfloat16_products():
-            return F.linear(hidden.float(), matrix)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradient of hidden in its dtype."""
-        (hidden,), weight = ctx.saved_tensors, ctx.weight
-        grad = grads[0].to(hidden.dtype)
-        return _through_head(ctx, grad, hidden, weight, lambda: weight.detach().to(hidden.dtype)), None, None
-
-
-class _HeadScores(torch.autograd.Function):
-    """Log-probs and entropies from hidden states: of numbers as large as the logits there are the logits and, backward, their gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        ids: torch.Tensor,
-        temperature: float,
-        entropy: bool,
-        keep: bool,
-        head: Head,
-        kernels: Kernels,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Head.scores`."""
-        logits = head.logits(hidden, kernels)
-        logp, spread = kernels.score(logits, ids, temperature, entropy)
-        ctx.save_for_backward(hidden, ids, logp, logits if keep else None)
-        ctx.weight, ctx.temperature, ctx.head, ctx.kernels = weight, temperature, head, kernels
-        ctx.mark_non_differentiable(spread)
-        return logp, spread
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradient of hidden in its dtype; that of the weights as in `_HeadProduct`."""
-        hidden, ids, logp, logits = ctx.saved_tensors
-        if logits is None:
-            with torch.no_grad():
-                logits = ctx.head.logits(hidden, ctx.kernels)
-        grad = ctx.kernels.score_backward(logits, ids, logp, grads[0].contiguous(), ctx.temperature, hidden.dtype)
-        del logits
-        return _through_head(ctx, grad, hidden, ctx.weight, lambda: ctx.head.rounded(hidden.dtype), ctx.kernels), *[None] * 7
-
-
-def _through_head(
-    ctx: Any,
-    grad: torch.Tensor,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    matrix: Callable[[], torch.Tensor],
-    kernels: Kernels | None = None,
-) -> torch.Tensor | None:
-    """Gradient of hidden [N, width], the first input, given that of the logits in its dtype; that of the weights, the second, adds up."""
-    for_hidden = grad @ matrix() if ctx.needs_input_grad[0] else None
-    if ctx.needs_input_grad[1] and kernels is not None and kernels.adds_up(grad, weight):
-        _add_gradient(kernels, grad, hidden.contiguous(), [weight])
-    elif ctx.needs_input_grad[1]:
-        _grow(weight, grad.t() @ hidden)
-    return for_hidden
 
 
 def lookup(ids: torch.Tensor, weight: torch.Tensor, padding: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -386,22 +231,12 @@ class _Lookup(torch.autograd.Function):
         return None, None, None, None
 
 
-def _grow(weight: torch.Tensor, part: torch.Tensor) -> None:
-    """Add `part`, of any dtype, to the gradient of a leaf, some rows at a time: no second tensor of the gradient's size is made."""
-    assert weight.is_leaf, "its gradient would be lost"
-    if weight.grad is None:
-        weight.grad = part.to(weight.dtype)
-        return
-    for total, rows in zip(torch.split(weight.grad, _ROWS_TOGETHER), torch.split(part, _ROWS_TOGETHER), strict=True):
-        total += rows
-
-
-def _in_company(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+def in_company(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     """The product of rows; a single one is doubled, since libraries add up a lone row in another order than one of many."""
     return product(rows) if rows.shape[0] != 1 else product(torch.cat([rows, rows]))[:1]
 
 
-def _servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
+def servable(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
     """Whether a packed copy may stand for these weights: a CPU that computes in their dtype, no gradient asked for, changes tracked."""
     return (
         x.device.type == "cpu"
@@ -419,13 +254,14 @@ def _onednn_computes(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
-def _pack(weight: torch.Tensor) -> torch.Tensor:
+def library_pack(weight: torch.Tensor) -> torch.Tensor:
     """weight [out, in] in oneDNN's layout."""
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
     return packed
 
 
-def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, in] W^T + b by a matrix that `library_pack` laid out."""
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
     return result
 

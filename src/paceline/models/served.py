@@ -52,17 +52,20 @@ class _PassInParts:
         self._added: torch.Tensor | None = None
 
     def enter(self, layer: _Parts) -> tuple[torch.Tensor, ...]:
+        """As there."""
         heads, kv_heads, d = self._heads
         rows = layer.qkv(self._kernels.add_norm(self._x, self._added, layer.before, self._eps)).view(len(self._x), -1, d)
         self._kernels.place(rows, layer.norms, self._eps, self._cos, self._sin, heads, kv_heads)
         return torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
 
     def leave(self, layer: _Parts, attended: torch.Tensor) -> None:
+        """As there."""
         added = layer.out(attended.reshape(len(attended), -1).contiguous())
         inner = layer.gate_up(self._kernels.add_norm(self._x, added, layer.after, self._eps))
         self._added = layer.down(self._kernels.gate(inner))
 
     def end(self, weight: torch.Tensor) -> torch.Tensor:
+        """As there."""
         return self._kernels.add_norm(self._x, self._added, weight, self._eps)
 
 

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.models.compiling import compile_parts
-from paceline.models.kernels import Head, Projection, bare_linear, lookup
+from paceline.models.head import Head
+from paceline.models.kernels import Projection, bare_linear, lookup
 from paceline.models.packed import Attend, Shape
 from paceline.models.rowwise import gated, norm, rotate
 from paceline.models.served import ServedDecoder
