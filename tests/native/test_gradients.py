@@ -47,7 +47,7 @@ def test_rounding_is_to_nearest_even_and_what_is_no_number_stays_none(native):
         torch.testing.assert_close(found, edge[0].to(HALF), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 31, 32, 33, 64, 255, 1151])
+@pytest.mark.parametrize("rows", [1, 2, 7, 31, 32, 33, 64, 255, 1151, 4099])
 @pytest.mark.parametrize(("outs", "ins"), [(2, 2), (48, 100), (50, 34), (33, 47), (200, 96), (1000, 48)])
 def test_the_gradient_of_a_matrix_is_the_exact_sum_and_grows_where_it_lies(native, rows, outs, ins):
     grad, x = numbers(rows, outs, dtype=HALF), numbers(rows, ins, dtype=HALF, seed=1)

@@ -82,7 +82,9 @@ class Projection:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Projection:
         """One of the copied layers: copying parameters one by one takes them apart."""
-        return Projection(*copy.deepcopy(self.layers, memo))
+        copied = Projection(*copy.deepcopy(self.layers, memo))
+        copied.kernels = self.kernels
+        return copied
 
     def __call__(self, source: torch.Tensor, make: Make | None = None) -> torch.Tensor:
         """source x [T, in] -> the outputs side by side [T, sum(out)], in the dtype of x; with `make` those of make(x).

@@ -23,6 +23,8 @@ PANEL = 48
 """Outputs of a panel."""
 LANES = 16
 """Numbers of a vector; attention in training takes heads of multiples of it."""
+_DEPTH = 4096
+"""Rows over which the gradient of a matrix is summed up at a time: panels of more would leave a core's cache."""
 _TOGETHER = 64
 """Rows whose share of a weight's gradient is added up together."""
 
@@ -170,9 +172,12 @@ class Kernels:
         assert (grad.dtype, x.dtype, total.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32), (
             f"{grad.dtype}, {x.dtype}, {total.dtype}"
         )
-        self._matrix_gradient(
-            grad.data_ptr(), x.data_ptr(), total.data_ptr(), len(x), grad.shape[1], x.shape[1], add, torch.get_num_threads()
-        )
+        for start in range(0, len(x), _DEPTH):
+            rows, grads = x[start : start + _DEPTH], grad[start : start + _DEPTH]
+            self._matrix_gradient(
+                grads.data_ptr(), rows.data_ptr(), total.data_ptr(), len(rows), grad.shape[1], x.shape[1], add or start > 0,
+                torch.get_num_threads(),
+            )  # fmt: skip
 
     def product(self, x: torch.Tensor, panels: Panels, wide: bool = False) -> torch.Tensor:
         """x [T, in] times a matrix, + bias, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.
