@@ -166,12 +166,14 @@ def test_a_trainer_with_panels_keeps_the_head_twice_in_bfloat16_and_makes_no_pro
     found, wide = items(config(*FEW), panels=True), items(config(*FEW, "model.dtype=float32"), panels=True)
     assert found["trainer", "rounded head"] == 2 * 2 * 80
     assert found["trainer", "logits"] == 6 * 10 * (4 + 2)
-    assert found["trainer", "head in a chunk"] == 2 * 80
-    assert ("trainer", "head in bfloat16") not in found
+    assert not found.keys() & {("trainer", "head in a chunk"), ("trainer", "head in bfloat16")}, "the gradient grows where it lies"
+    assert wide["trainer", "head in a chunk"] == 4 * 80
     assert ("trainer", "rounded head") not in wide
     assert wide["trainer", "logits"] == 6 * 10 * (4 + 4)
     filtered = items(config(*FEW, "rollout.top_p=0.9", "rollout.train_on_filtered=true"), panels=True)
     assert filtered["trainer", "logits"] == 4 * 6 * 10 * 4, "kept sets need probabilities"
+    assert filtered["trainer", "head in a chunk"] == filtered["trainer", "head in bfloat16"] == 2 * 80
+    assert filtered["trainer", "rounded head"] == (4 + 2) * 80, "updates multiply in float32, the probe by panels"
 
 
 def test_a_reference_of_its_own_counts_with_its_own_sizes() -> None:

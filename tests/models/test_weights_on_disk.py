@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.config.schema import ModelConfig
+from paceline.models import store
 from paceline.models.attend import causal
 from paceline.models.load import load
 from paceline.models.store import copy_into, export, fingerprint, read, write_tensors
@@ -80,6 +81,16 @@ def test_a_file_written_over_another_holds_its_own_bytes_only(tmp_path, size):
     assert (tmp_path / "over").read_bytes() == (tmp_path / "fresh").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "over"], "the old one has become the new one"
     assert write_tensors(tensors.items(), tmp_path / "again", torch.bfloat16, over=old) == fresh, "there is none any more"
+
+
+def test_files_larger_than_one_call_takes_are_written_and_read_in_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_BYTES", 100)
+    monkeypatch.setattr(store, "_BUFFERS", 3)
+    tensors = {name: torch.randn(size) for name, size in zip("abcdefgh", (1, 7, 300, 25, 1, 1, 1, 40), strict=True)}
+    fresh = write_tensors(tensors.items(), tmp_path / "weights", torch.float32)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in load_file(tmp_path / "weights").items())
+    own = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    assert copy_into(own, tmp_path / "weights") == fresh
 
 
 def test_the_file_is_one_of_safetensors(tmp_path):

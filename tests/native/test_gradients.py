@@ -48,7 +48,7 @@ def test_rounding_is_to_nearest_even_and_what_is_no_number_stays_none(native):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 31, 32, 33, 64, 255, 1151, 4099])
-@pytest.mark.parametrize(("outs", "ins"), [(2, 2), (48, 100), (50, 34), (33, 47), (200, 96), (1000, 48)])
+@pytest.mark.parametrize(("outs", "ins"), [(2, 2), (48, 100), (50, 34), (33, 47), (200, 96), (1000, 48), (700, 200)])
 def test_the_gradient_of_a_matrix_is_the_exact_sum_and_grows_where_it_lies(native, rows, outs, ins):
     grad, x = numbers(rows, outs, dtype=HALF), numbers(rows, ins, dtype=HALF, seed=1)
     exact, before = grad.double().t() @ x.double(), numbers(outs, ins, seed=2)
@@ -61,11 +61,11 @@ def test_the_gradient_of_a_matrix_is_the_exact_sum_and_grows_where_it_lies(nativ
 
 
 def test_threads_change_no_bit_of_a_gradient_and_a_number_that_is_none_reaches_its_row_alone():
-    grad, x, found, before = numbers(200, 700, dtype=HALF), numbers(200, 96, dtype=HALF, seed=1), [], torch.get_num_threads()
+    grad, x, found, before = numbers(200, 1000, dtype=HALF), numbers(200, 576, dtype=HALF, seed=1), [], torch.get_num_threads()
     grad[3, 5] = torch.nan
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append(torch.empty(700, 96))
+        found.append(torch.empty(1000, 576))
         kernels("native").matrix_gradient(grad, x, found[-1], add=False)
     torch.set_num_threads(before)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0, equal_nan=True)
@@ -144,12 +144,40 @@ def test_frozen_layers_get_no_gradient_and_pass_one_on(native):
     torch.testing.assert_close(for_x, trained(projection(native, (50, 30)))[1], rtol=0, atol=0)
 
 
+def test_a_frozen_part_of_layers_that_train_together_gets_no_gradient(native):
+    made = projection(native, (50, 30))
+    made.layers[0].weight.requires_grad_(False)
+    _, for_x, found = trained(made, updates=2)
+    assert found[0] is None
+    expected = trained(projection(None, (50, 30)), updates=2)
+    torch.testing.assert_close(found[1], expected[2][1])
+    torch.testing.assert_close(for_x.float(), expected[1].float(), rtol=2**-7, atol=2**-6)
+
+
+def test_no_rows_have_no_gradient(native):
+    total = torch.full((50, 34), torch.nan)
+    native.matrix_gradient(torch.empty(0, 50, dtype=HALF), torch.empty(0, 34, dtype=HALF), total, add=False)
+    assert not bool(total.any())
+
+
+def test_frozen_weights_are_multiplied_as_equal_ones_that_train(native):
+    """So the KL divergence of a policy from itself is none."""
+    trains, frozen = projection(native, (50, 30), bias=True), projection(native, (50, 30), bias=True, like=torch.empty(0, dtype=HALF))
+    for layer in frozen.layers:
+        layer.requires_grad_(False)
+    x = numbers(37, 64, dtype=HALF, seed=20)
+    with torch.no_grad():
+        assert torch.equal(frozen(x), trains(x))
+        frozen.layers[0].weight.mul_(2)
+        assert not torch.equal(frozen(x), trains(x)), "panels follow their weights"
+
+
 @pytest.mark.parametrize(("outs", "ins"), [(49, 64), (48, MOST_INPUTS + 2), (MOST_INPUTS + 2, 2)])
 def test_matrices_that_do_not_fit_are_left_to_the_operators(native, outs, ins):
-    assert not native.trains(torch.empty(outs, ins), HALF)
-    assert native.trains(torch.empty(48, 64), HALF)
-    assert not native.trains(torch.empty(48, 64), torch.float32)
-    assert not native.trains(torch.empty(48, 64, dtype=torch.float64), HALF)
+    assert not native.trains((outs, ins), torch.float32, HALF)
+    assert native.trains((48, 64), torch.float32, HALF)
+    assert not native.trains((48, 64), torch.float32, torch.float32)
+    assert not native.trains((48, 64), torch.float64, HALF)
     odd = projection(native, (49,))
     result, _, found = trained(odd)
     torch.testing.assert_close(result, numbers(37, 64, dtype=HALF, seed=20) @ odd.layers[0].weight.detach().to(HALF).t())

@@ -16,7 +16,7 @@ from paceline.native.layers import LayerWeights, Pass
 from paceline.native.machine import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-HEADS, KV_HEADS, D, WIDTH, INNER, EPS = 6, 2, 16, 66, 130, 1e-5
+HEADS, KV_HEADS, D, WIDTH, INNER, EPS = 6, 2, 16, 130, 514, 1e-5
 
 
 def layers(native, dtype, *, biased, normed, count=2):

@@ -197,11 +197,13 @@ def test_a_reference_with_another_vocabulary_is_refused(tiny: Path, tmp_path: Pa
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-def test_with_compiled_kernels_a_reference_given_says_what_the_starting_weights_say(tmp_path: Path) -> None:
-    wide = write_tiny(tmp_path / "model", width=64)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_compiled_kernels_a_reference_given_says_what_the_starting_weights_say(tmp_path: Path, dtype: str) -> None:
+    wide, weighted = write_tiny(tmp_path / "model", width=64), {"kl": "k3", "kl_weight": 0.1}
     given, kept = (
-        Bench(wide, reference=reference, algorithm={"kl": "k3", "kl_weight": 0.1}, kernels=kernels("native")) for reference in (True, False)
+        Bench(wide, dtype=dtype, reference=reference, algorithm=weighted, kernels=kernels("native")) for reference in (True, False)
     )
+    assert Bench(wide, dtype=dtype, algorithm=weighted, kernels=kernels("native")).trainer.accumulate([group(0)])["kl"] == 0, "of itself"
     for index in range(2):
         measured = [bench.trainer.accumulate([group(index)])["kl"] for bench in (given, kept)]
         assert measured[0] == measured[1]

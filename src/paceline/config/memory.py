@@ -57,8 +57,8 @@ def memory(
 ) -> tuple[Memory, ...]:
     """Items of one engine process and of the trainer, summed per process; engines are alike. groups_per_dispatch: the schedule's D.
 
-    panels: the engine multiplies by compiled kernels (`native.machine`). trainer_panels: the trainer does so in the head. reference: of a
-    reference model that is not the starting weights.
+    panels: the engine multiplies by compiled kernels (`native.machine`). trainer_panels: the trainer does so. reference: of a reference
+    model that is not the starting weights.
     """
     narrow = BYTES[config.model.dtype] < 4
     trainer = _trainer(config, shape, groups_per_dispatch, trainer_panels, reference or shape)
@@ -105,7 +105,7 @@ def _served_formula(size: int) -> str:
 
 def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool, reference: ModelShape) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
-    size = BYTES[config.model.dtype]
+    size, filtered = BYTES[config.model.dtype], _filtered(config.rollout)
     master, head = max(4, size), shape.vocabulary * shape.width
     stays = [
         Memory("trainer", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
@@ -113,12 +113,23 @@ def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels
         Memory("trainer", "AdamW moments", 2 * shape.parameters * master, "2 P m"),
     ]
     if size < master:
-        rounded = (2 * head * size, "V w b, once more in panels") if panels else (head * master, "V w m")
-        stays.append(Memory("trainer", "rounded head", *rounded))
+        stays.append(Memory("trainer", "rounded head", *_rounded_head(head, size, panels, filtered)))
     if config.algorithm.kl != "none":
         stays.append(Memory("trainer", "reference model", _served(reference, size), f"{_served_formula(size)} (of its own sizes)"))
     moments = _head_phase(config, shape, groups_per_dispatch, panels), _step_phase(shape, master)
     return (*stays, *max(moments, key=lambda items: sum(item.bytes for item in items)))
+
+
+def _rounded_head(head: int, size: int, panels: bool, filtered: bool) -> tuple[int, str]:
+    """Of as many numbers: what updates multiply by, and with panels the probe, which knows no filter."""
+    if not panels:
+        return 4 * head, "V w m"
+    return (head * (4 + size), "V w (m + b)") if filtered else (2 * head * size, "V w b, once more in panels")
+
+
+def _filtered(rollout: RolloutConfig) -> bool:
+    """Whether log-probs of kept sets are asked for, which torch's operators find."""
+    return rollout.top_p < 1 or rollout.top_k > 0
 
 
 def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool) -> list[Memory]:
@@ -139,9 +150,10 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int, pan
         Memory("trainer", "activations", rows * kept * size, formula),
         _logits(rollout, chunk, size, panels),
     ]
-    if not (panels and size < master):
+    fused = panels and not _filtered(rollout)
+    if not (fused and size < master):
         items.append(Memory("trainer", "head in a chunk", head * size, "V w b (gradient)"))
-    if size < master and not panels:
+    if size < master and not fused:
         items.append(Memory("trainer", "head in bfloat16", head * size, "V w b (weights, for the gradient of a chunk)"))
     if several:
         return [Memory("trainer", "gradients", shape.parameters * master, "P m"), *items]
@@ -150,7 +162,7 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int, pan
 
 def _logits(rollout: RolloutConfig, chunk: int, size: int, panels: bool) -> Memory:
     """Of a chunk of as many numbers, and what is made of them."""
-    master, filtered = max(4, size), rollout.top_p < 1 or rollout.top_k > 0
+    master, filtered = max(4, size), _filtered(rollout)
     if panels and not filtered:
         return Memory("trainer", "logits", chunk * (master + size), "head_chunk V (m + b) (logits, their gradient)")
     copies = 2 + (rollout.temperature != 1) + 2 * filtered

@@ -232,7 +232,7 @@ class TrainerConfig(Section):
     head_chunk: int = Field(default=1024, ge=1)
     """Rows of logits that exist at once. A micro-batch with no more sampled tokens than this computes its logits once, not twice."""
     kernels: Literal["auto", "native", "torch"] = "auto"
-    """What computes norms, rotations, gates, attention and log-probs of bfloat16 and float32 on a CPU, forward and backward: as
+    """What computes norms, rotations, gates, attention, log-probs and, in bfloat16, products on a CPU, forward and backward: as
     `rollout.kernels`. Changes the result by rounding."""
     nonfinite_limit: int = Field(default=3, ge=1)
     """This many skipped updates in a row stop the run."""

@@ -68,7 +68,7 @@ class Projection:
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
         self.kernels: Kernels | None = None
-        """Compiled ones, for rows of weights that train or are stored wider than the rows."""
+        """Compiled ones, for weights that train and for frozen ones beside them."""
         self._packed = Derived()
         self._outs = sum(layer.out_features for layer in layers)
         if len(layers) > 1:
@@ -102,6 +102,8 @@ class Projection:
             result: torch.Tensor = _Product.apply(x, *given, self.kernels, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
             return result
         if servable(x, weights):
+            if (kernels := _trains(self.kernels, weights, x.dtype)) and (panels := self.panels(kernels)):
+                return kernels.product(x.contiguous(), panels)  # as weights of the same values that train
             packed = self._packed.get(weights, "packed", lambda: library_pack(_joined(weights, x.dtype)))
             return packed_product(x, packed, _joined(biases, x.dtype) if biases else None)
         return _times(x, weights, biases, self.kernels)
@@ -147,10 +149,11 @@ class _Product(torch.autograd.Function):
         weights, biases = parts[: ctx.count], parts[ctx.count :]
         kernels = _trains(ctx.kernels, weights, grad.dtype)
         for_x = _times_transposed(grad, weights, kernels) if ctx.needs_input_grad[0] else None
-        found: list[torch.Tensor | None] = [None] * (len(parts) if biases else ctx.count)
-        if any(ctx.needs_input_grad[5 : 5 + ctx.count]):
+        found: list[torch.Tensor | None] = [None] * len(parts)
+        wanted = ctx.needs_input_grad[5 : 5 + ctx.count]
+        if any(wanted):
             rows = x if ctx.make is None else ctx.make(x)
-            if kernels is not None and kernels.adds_up(grad, weights[0]):
+            if all(wanted) and kernels is not None and kernels.adds_up(grad, weights[0]):
                 add_gradient(kernels, grad, rows.contiguous(), weights)
             else:
                 for_weights = (grad.t() @ rows).to(weights[0].dtype)
@@ -162,14 +165,16 @@ class _Product(torch.autograd.Function):
 
 def _trains(kernels: Kernels | None, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Kernels | None:
     """The kernels, if they multiply rows of a dtype by these weights."""
-    return kernels if kernels is not None and kernels.trains(_joined(weights, weights[0].dtype), dtype) else None
+    if kernels is None or weights[0].device.type != "cpu":
+        return None
+    return kernels if kernels.trains((sum(map(len, weights)), weights[0].shape[1]), weights[0].dtype, dtype) else None
 
 
 def _times(x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], kernels: Kernels | None) -> torch.Tensor:
     """x [T, in] W^T + b in the dtype of x."""
     bias = _joined(biases, x.dtype) if biases else None
-    if x.device.type == "cpu" and _trains(kernels, weights, x.dtype):
-        assert kernels is not None
+    kernels = _trains(kernels, weights, x.dtype)
+    if kernels is not None:
         whole = _joined(weights, weights[0].dtype)
         panels = Panels(kernels.pack(whole, x.dtype), None if bias is None else bias.float(), whole.shape[1], whole.shape[0])
         return kernels.product(x.contiguous(), panels)
@@ -189,7 +194,7 @@ def add_gradient(kernels: Kernels, grad: torch.Tensor, x: torch.Tensor, weights:
     assert all(weight.is_leaf for weight in weights), "their gradients would be lost"
     known = [weight.grad for weight in weights if weight.grad is not None]
     total = _view(known) if len(known) == len(weights) else None
-    if total is not None and total.is_contiguous():
+    if total is not None:
         kernels.matrix_gradient(grad, x, total, add=True)
         return
     part = torch.empty(grad.shape[1], x.shape[1], dtype=torch.float32)
@@ -275,11 +280,11 @@ def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The parts as one tensor along the first dimension, without gradient, if they lie one behind the other."""
+    """The parts as one tensor along the first dimension, without gradient, if they lie one behind the other in one storage."""
     first = parts[0].detach()
-    end = first.data_ptr()
+    end, storage = first.data_ptr(), first.untyped_storage().data_ptr()
     for part in parts:
-        if part.data_ptr() != end:
+        if part.data_ptr() != end or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
             return None
         end += part.nbytes
     return first.as_strided((sum(part.shape[0] for part in parts), *first.shape[1:]), first.stride())

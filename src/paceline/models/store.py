@@ -30,8 +30,8 @@ _NOT_BESIDE = (_INDEX, "manifest.json", "pytorch_model.bin.index.json")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes of weights, by the names that safetensors files have for them."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_BUFFERS = 512
-"""Of one call that reads into several; systems allow 1,024."""
+_BUFFERS, _BYTES = 512, 2**30
+"""Of one call that reads into several or writes them; systems allow 1,024, and 2 GiB."""
 _DERIVED = ("lm_head.weight", ".rotary_emb.inv_freq")
 """Stored by some checkpoints though they follow from the rest: a tied head, frequencies."""
 
@@ -97,7 +97,7 @@ def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 def _transfer(call: Callable[[int, list[memoryview], int], int], descriptor: int, pieces: list[memoryview], offset: int) -> bool:
     """Read into or write from buffers that follow each other in a file, in few calls; whether all bytes were transferred."""
     while pieces:
-        count = call(descriptor, pieces[:_BUFFERS], offset)
+        count = call(descriptor, _fitting(pieces), offset)
         if not count:
             return False
         offset += count
@@ -106,6 +106,17 @@ def _transfer(call: Callable[[int, list[memoryview], int], int], descriptor: int
         if count:
             pieces[0] = pieces[0][count:]
     return True
+
+
+def _fitting(pieces: Sequence[memoryview]) -> list[memoryview]:
+    """The first of them, as many as systems take at a time."""
+    first, room = [], _BYTES
+    for piece in pieces[:_BUFFERS]:
+        if not room:
+            break
+        first.append(piece[:room])
+        room -= len(first[-1])
+    return first
 
 
 def files_of(path: Path) -> list[Path]:

@@ -108,10 +108,10 @@ class Kernels:
         self._enter, self._leave = compiled.paceline_enter, compiled.paceline_leave
         self._enter.argtypes, self._leave.argtypes = (pointer, pointer, flag, flag), (pointer, pointer, pointer, flag)
         self._pack, self._matrix_gradient = compiled.paceline_pack, compiled.paceline_matrix_gradient
-        self._pack.argtypes, self._matrix_gradient.argtypes = (
-            (pointer, pointer, long, long, flag, flag, flag),
-            (*[pointer] * 3, *[long] * 3, flag, flag),
-        )
+        self._pack.argtypes = (pointer, pointer, long, long, flag, flag, flag)
+        self._matrix_gradient.argtypes = (*[pointer] * 4, *[long] * 3, flag, flag)
+        self._gradient_room = compiled.paceline_gradient_room
+        self._gradient_room.argtypes, self._gradient_room.restype = (*[long] * 3, flag), long
         self._attend.argtypes = (ctypes.POINTER(Step), long, *[pointer] * 4, long, long, flag)
         self._norm_backward, self._gate_backward = compiled.paceline_norm_backward, compiled.paceline_gate_backward
         self._turned, self._score, self._score_backward = (
@@ -132,21 +132,24 @@ class Kernels:
         """Itself: it holds code, no weights."""
         return self
 
+    @property
+    def _parallel(self) -> bool:
+        """Whether the kernels have the threads that torch has."""
+        return self._threaded or torch.get_num_threads() == 1
+
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Whether products with this matrix [out, in] are better made here than by a library, on this processor."""
-        fits = weight.shape[1] <= MOST_INPUTS and not weight.shape[1] % 2 and (self._threaded or torch.get_num_threads() == 1)
-        return fits and self._multiplies.get(weight.dtype, False)
+        fits = weight.shape[1] <= MOST_INPUTS and not weight.shape[1] % 2
+        return fits and self._parallel and self._multiplies.get(weight.dtype, False)
 
     def adds_up(self, grad: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether the gradient of a matrix, given that of its products' rows, is better made here: of bfloat16 rows, in float32."""
-        threaded = self._threaded or torch.get_num_threads() == 1
-        return grad.dtype == torch.bfloat16 and weight.dtype == torch.float32 and self._multiplies[grad.dtype] and threaded
+        return grad.dtype == torch.bfloat16 and weight.dtype == torch.float32 and self._multiplies[grad.dtype] and self._parallel
 
-    def trains(self, weight: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether products of rows of a dtype with this matrix [out, in] and with its transpose are better made here."""
-        fits = max(weight.shape) <= MOST_INPUTS and not any(size % 2 for size in weight.shape) and weight.is_contiguous()
-        known = dtype == torch.bfloat16 and weight.dtype in DTYPES and weight.device.type == "cpu"
-        return fits and known and self._multiplies[dtype] and (self._threaded or torch.get_num_threads() == 1)
+    def trains(self, shape: tuple[int, int], weight: torch.dtype, rows: torch.dtype) -> bool:
+        """Whether products of rows of a dtype with a matrix of this shape [out, in], and with its transpose, are better made here."""
+        fits = max(shape) <= MOST_INPUTS and not any(size % 2 for size in shape)
+        return fits and rows == torch.bfloat16 and weight in DTYPES and self._multiplies[rows] and self._parallel
 
     def pack(self, weight: torch.Tensor, dtype: torch.dtype | None = None, over: bool = False) -> torch.Tensor:
         """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; of bfloat16 in / 2 pairs, as int32.
@@ -156,6 +159,8 @@ class Kernels:
         dtype = dtype or weight.dtype
         outs, ins = reversed(weight.shape) if over else weight.shape
         if dtype == torch.bfloat16:
+            fits = self._multiplies[dtype] and weight.dtype in DTYPES and weight.is_contiguous() and not ins % 2
+            assert fits, f"{weight.dtype}, {tuple(weight.shape)} in steps of {weight.stride()}"
             packed = torch.empty(-(-outs // PANEL), ins // 2, PANEL, dtype=torch.int32)
             half = weight.dtype == torch.bfloat16
             self._pack(weight.data_ptr(), packed.data_ptr(), *weight.shape, over, half, torch.get_num_threads())
@@ -169,15 +174,22 @@ class Kernels:
 
     def matrix_gradient(self, grad: torch.Tensor, x: torch.Tensor, total: torch.Tensor, add: bool) -> None:
         """total [out, in] float32 becomes, or (`add`) grows by, the gradient of a matrix: grad [T, out] and x [T, in] bfloat16."""
-        assert (grad.dtype, x.dtype, total.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32), (
-            f"{grad.dtype}, {x.dtype}, {total.dtype}"
-        )
-        for start in range(0, len(x), _DEPTH):
-            rows, grads = x[start : start + _DEPTH], grad[start : start + _DEPTH]
+        for tensor, dtype, shape in ((grad, torch.bfloat16, (len(x), len(total))), (total, torch.float32, (grad.shape[1], x.shape[1]))):
+            fits = tensor.dtype == dtype and tensor.shape == shape and tensor.is_contiguous()
+            assert fits, f"{tensor.dtype}, {tuple(tensor.shape)} in steps of {tensor.stride()}"
+        assert x.dtype == grad.dtype, f"{x.dtype}"
+        assert x.is_contiguous(), f"steps of {x.stride()}"
+        threads, sizes = torch.get_num_threads(), (grad.shape[1], x.shape[1])
+        pieces = list(zip(torch.split(grad, _DEPTH), torch.split(x, _DEPTH), strict=True)) if len(x) else []
+        if not add and not pieces:
+            total.zero_()
+        # As much as the longest needs, or the last, which is cut in its own way.
+        numbers = max((self._gradient_room(len(rows), *sizes, threads) for _, rows in pieces), default=0)
+        room = torch.empty(numbers, dtype=torch.bfloat16)
+        for index, (grads, rows) in enumerate(pieces):
             self._matrix_gradient(
-                grads.data_ptr(), rows.data_ptr(), total.data_ptr(), len(rows), grad.shape[1], x.shape[1], add or start > 0,
-                torch.get_num_threads(),
-            )  # fmt: skip
+                grads.data_ptr(), rows.data_ptr(), total.data_ptr(), room.data_ptr(), len(rows), *sizes, add or index > 0, threads
+            )
 
     def product(self, x: torch.Tensor, panels: Panels, wide: bool = False) -> torch.Tensor:
         """x [T, in] times a matrix, + bias, added up in float32 -> [T, out] in the dtype of x, or float32 if `wide`.
@@ -198,11 +210,12 @@ class Kernels:
         self._enter(ctypes.addressof(layer), ctypes.addressof(rows), added, dtype == torch.bfloat16)
 
     def leave(self, layer: ctypes.Structure, rows: ctypes.Structure, attended: torch.Tensor, dtype: torch.dtype) -> None:
-        """The part behind it; attended [T, heads x d]."""
+        """The part behind it; attended [T, heads x d] of the dtype."""
+        assert attended.dtype == dtype, f"rows of {dtype}, attention of {attended.dtype}"
         self._leave(ctypes.addressof(layer), ctypes.addressof(rows), attended.data_ptr(), dtype == torch.bfloat16)
 
     def add_norm(self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [T, width] += added; RMSNorm of x, as `models.kernels.norm`."""
+        """x [T, width] += added; RMSNorm of x, as `models.rowwise.norm`."""
         out = torch.empty_like(x)
         self._add_norm(
             x.data_ptr(), added.data_ptr() if added is not None else None, weight.data_ptr(), out.data_ptr(),
@@ -215,7 +228,7 @@ class Kernels:
         heads: int, kv_heads: int,
     ) -> None:  # fmt: skip
         """rows [T, heads + 2 kv_heads, d] in place: q and k normed (`norms`, each [d]) and turned by cos and sin [T, 1, d] float32, as
-        `models.kernels.rotate`."""
+        `models.rowwise.rotate`."""
         q_norm, k_norm = (norm.data_ptr() for norm in norms) if norms else (None, None)
         self._place(
             rows.data_ptr(), q_norm, k_norm, eps, cos.data_ptr(), sin.data_ptr(), rows.shape[0], heads, kv_heads, rows.shape[2],
@@ -223,7 +236,7 @@ class Kernels:
         )  # fmt: skip
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """As `models.kernels.gated`."""
+        """As `models.rowwise.gated`."""
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, inner)
         self._gate(gate_up.data_ptr(), out.data_ptr(), rows, inner, gate_up.dtype == torch.bfloat16, torch.get_num_threads())
@@ -260,7 +273,7 @@ class Kernels:
         return out
 
     def turned(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool = False) -> torch.Tensor:
-        """x [T, heads, d], rows at any distance, turned as by `models.kernels.rotate`, or `back`."""
+        """x [T, heads, d], rows at any distance, turned as by `models.rowwise.rotate`, or `back`."""
         out = torch.empty(x.shape, dtype=x.dtype)
         self._turned(
             x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), back, out.data_ptr(), *x.shape, x.dtype == torch.bfloat16,

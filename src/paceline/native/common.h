@@ -68,25 +68,25 @@ inline Lanes lanes(const Half* x) {
 constexpr long LITTLE = 16384;  // numbers: less than this is not worth a second thread
 
 template <class T> float squares(const T* x, long width) {
-    float lanes[LANES] = {};
+    float sums[LANES] = {};
     long i = 0;
     for (; i + LANES <= width; i += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += wide(x[i + j]) * wide(x[i + j]);
-    for (; i < width; i++) lanes[i % LANES] += wide(x[i]) * wide(x[i]);
+        for (int j = 0; j < LANES; j++) sums[j] += wide(x[i + j]) * wide(x[i + j]);
+    for (; i < width; i++) sums[i % LANES] += wide(x[i]) * wide(x[i]);
     float total = 0;
-    for (float lane : lanes) total += lane;
+    for (float one : sums) total += one;
     return total;
 }
 
 // The largest of x and `least`, NaN left out; lane by lane, since comparing one after the other would wait for each.
 inline float largest(const float* x, long size, float least) {
-    float lanes[LANES];
-    for (float& one : lanes) one = least;
+    float most[LANES];
+    for (float& one : most) one = least;
     long i = 0;
     for (; i + LANES <= size; i += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
-    for (; i < size; i++) lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-    for (float one : lanes) least = one > least ? one : least;
+        for (int j = 0; j < LANES; j++) most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
+    for (; i < size; i++) most[0] = x[i] > most[0] ? x[i] : most[0];
+    for (float one : most) least = one > least ? one : least;
     return least;
 }
 

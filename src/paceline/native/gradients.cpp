@@ -1,7 +1,8 @@
 // What training multiplies by: bfloat16 panels of weights of any dtype, of their transposes, and the gradient of a matrix, added up in float32.
 
-#include <cstdlib>
-#include <memory>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "products.h"
 
@@ -9,6 +10,14 @@
 namespace {
 
 constexpr int PAIRS = LANES;  // of bfloat16 numbers, in a vector
+
+inline int thread() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
 
 // Rows and columns of 16 x 16 pairs change places.
 inline void transpose(__m512i (&x)[LANES]) {
@@ -113,30 +122,34 @@ void turn_over(const Half* x, Half* out, long rows, long columns, long some) {
     }
 }
 
-using Room = std::unique_ptr<Half, decltype(&std::free)>;
-Room room(long n) { return Room(static_cast<Half*>(std::aligned_alloc(64, (n * long(sizeof(Half)) + 63) / 64 * 64)), std::free); }
+// How a gradient of a matrix [outs, in] over `rows` rows is cut: panels of x first, then outputs that meet all of them together.
+struct Cut {
+    long depth, count, together;
 
-// total [outs, in] (+)= grad^T x over `rows` rows: grad [rows, outs], x [rows, in]. Outputs that meet the panels of x together are turned
-// over together, into the core's cache.
-void matrix_gradient(const Half* grad, const Half* x, float* total, long rows, long outs, long in, bool add, int threads) {
-    const long depth = rows + rows % 2, count = (in + PANEL - 1) / PANEL, most = fitting(depth * sizeof(Half));
-    const long rounds = (outs + most * threads - 1) / (most * threads), share = (outs + rounds * threads - 1) / (rounds * threads);
-    const long together = (share + BLOCK - 1) / BLOCK * BLOCK;  // every thread gets as many
-    const Room panels = room(count * PANEL * depth);
-    pack_across(x, panels.get(), rows, in, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
-    {
-        const Room turned = room(together * depth);
-#pragma omp for schedule(dynamic)
-        for (long start = 0; start < outs; start += together) {
-            const long some = outs - start < together ? outs - start : together;
-            turn_over(grad + start, turned.get(), rows, outs, some);
-            for (long index = 0; index < count; index++) {
-                const long left = in - index * PANEL;
-                const Half *panel = panels.get() + index * PANEL * depth, *next = left > PANEL ? panel + PANEL * depth : panels.get();
-                stretch(turned.get(), panel, next, static_cast<const float*>(nullptr), total + start * in + index * PANEL, some, depth, in,
-                        left < PANEL ? left : PANEL, add);
-            }
+    Cut(long rows, long outs, long in, long threads) : depth(rows + rows % 2), count((in + PANEL - 1) / PANEL) {
+        const long most = fitting(depth * sizeof(Half)), rounds = (outs + most * threads - 1) / (most * threads);
+        const long share = (outs + rounds * threads - 1) / (rounds * threads);
+        together = (share + BLOCK - 1) / BLOCK * BLOCK;  // every thread gets as many
+    }
+
+    long panels() const { return count * PANEL * depth; }
+};
+
+// total [outs, in] (+)= grad^T x: grad [rows, outs], x [rows, in]. Outputs are turned over together, into the core's cache.
+void matrix_gradient(const Half* grad, const Half* x, float* total, Half* room, long rows, long outs, long in, bool add, int threads) {
+    const Cut cut(rows, outs, in, threads);
+    Half* turned = room + cut.panels();  // of each thread
+    pack_across(x, room, rows, in, threads);
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && outs * in > 8 * LITTLE)
+    for (long start = 0; start < outs; start += cut.together) {
+        const long some = outs - start < cut.together ? outs - start : cut.together;
+        Half* here = turned + thread() * cut.together * cut.depth;
+        turn_over(grad + start, here, rows, outs, some);
+        for (long index = 0; index < cut.count; index++) {
+            const long left = in - index * PANEL;
+            const Half *panel = room + index * PANEL * cut.depth, *next = left > PANEL ? panel + PANEL * cut.depth : room;
+            stretch(here, panel, next, static_cast<const float*>(nullptr), total + start * in + index * PANEL, some, cut.depth, in,
+                    left < PANEL ? left : PANEL, add);
         }
     }
 }
@@ -153,12 +166,19 @@ void paceline_pack(const void* x, void* panels, long rows, long columns, int ove
     else (over ? pack_across<float> : pack<float>)((const float*)x, (Half*)panels, rows, columns, threads);
 }
 
-void paceline_matrix_gradient(const void* grad, const void* x, float* total, long rows, long outs, long in, int add, int threads) {
-    matrix_gradient((const Half*)grad, (const Half*)x, total, rows, outs, in, add, threads);
+// Numbers of memory that the next function needs.
+long paceline_gradient_room(long rows, long outs, long in, int threads) {
+    const Cut cut(rows, outs, in, threads);
+    return cut.panels() + threads * cut.together * cut.depth;
+}
+
+void paceline_matrix_gradient(const void* grad, const void* x, float* total, void* room, long rows, long outs, long in, int add, int threads) {
+    matrix_gradient((const Half*)grad, (const Half*)x, total, (Half*)room, rows, outs, in, add, threads);
 }
 #else
 void paceline_pack(const void*, void*, long, long, int, int, int) {}
-void paceline_matrix_gradient(const void*, const void*, float*, long, long, long, int, int) {}
+long paceline_gradient_room(long, long, long, int) { return 0; }
+void paceline_matrix_gradient(const void*, const void*, float*, void*, long, long, long, int, int) {}
 #endif
 
 }  // extern "C"
