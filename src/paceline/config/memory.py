@@ -149,15 +149,20 @@ def _head_phase(config: Config, shape: ModelShape, groups_per_dispatch: int, pan
     items = [
         Memory("trainer", "activations", rows * kept * size, formula),
         _logits(rollout, chunk, size, panels),
+        *_head_in_a_chunk(head, size, fused=panels and not _filtered(rollout)),
     ]
-    fused = panels and not _filtered(rollout)
-    if not (fused and size < master):
-        items.append(Memory("trainer", "head in a chunk", head * size, "V w b (gradient)"))
-    if size < master and not fused:
-        items.append(Memory("trainer", "head in bfloat16", head * size, "V w b (weights, for the gradient of a chunk)"))
     if several:
         return [Memory("trainer", "gradients", shape.parameters * master, "P m"), *items]
     return [Memory("trainer", "gradient of the head", head * master, "V w m"), *items]
+
+
+def _head_in_a_chunk(head: int, size: int, fused: bool) -> list[Memory]:
+    """Matrices of the head's size that a chunk needs beside what is kept. fused: by kernels, which make its gradient where it grows."""
+    narrow = size < 4
+    if fused and narrow:
+        return []
+    weights = Memory("trainer", "head in bfloat16", head * size, "V w b (weights, for the gradient of a chunk)")
+    return [Memory("trainer", "head in a chunk", head * size, "V w b (gradient)"), *([weights] if narrow else [])]
 
 
 def _logits(rollout: RolloutConfig, chunk: int, size: int, panels: bool) -> Memory:

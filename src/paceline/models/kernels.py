@@ -101,12 +101,14 @@ class Projection:
             given = (None, None) if make is None else (make, source.detach())
             result: torch.Tensor = _Product.apply(x, *given, self.kernels, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
             return result
-        if servable(x, weights):
-            if (kernels := _trains(self.kernels, weights, x.dtype)) and (panels := self.panels(kernels)):
-                return kernels.product(x.contiguous(), panels)  # as weights of the same values that train
-            packed = self._packed.get(weights, "packed", lambda: library_pack(_joined(weights, x.dtype)))
-            return packed_product(x, packed, _joined(biases, x.dtype) if biases else None)
-        return _times(x, weights, biases, self.kernels)
+        return self._frozen(x, weights, biases) if servable(x, weights) else _times(x, weights, biases, self.kernels)
+
+    def _frozen(self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]) -> torch.Tensor:
+        """From a copy of the weights in another layout, that is kept until they change."""
+        if (kernels := _trains(self.kernels, weights, x.dtype)) and (panels := self.panels(kernels)):
+            return kernels.product(x.contiguous(), panels)  # as weights of the same values that train
+        packed = self._packed.get(weights, "packed", lambda: library_pack(_joined(weights, x.dtype)))
+        return packed_product(x, packed, _joined(biases, x.dtype) if biases else None)
 
     def panels(self, kernels: Kernels) -> Panels | None:
         """The matrix as compiled kernels multiply by it, until the weights change; None where they do not multiply better."""
@@ -282,9 +284,9 @@ def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 def _view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The parts as one tensor along the first dimension, without gradient, if they lie one behind the other in one storage."""
     first = parts[0].detach()
-    end, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    end, storage = first.data_ptr(), first.untyped_storage()._cdata
     for part in parts:
-        if part.data_ptr() != end or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
+        if part.data_ptr() != end or part.untyped_storage()._cdata != storage or not part.is_contiguous():
             return None
         end += part.nbytes
     return first.as_strided((sum(part.shape[0] for part in parts), *first.shape[1:]), first.stride())

@@ -174,11 +174,9 @@ class Kernels:
 
     def matrix_gradient(self, grad: torch.Tensor, x: torch.Tensor, total: torch.Tensor, add: bool) -> None:
         """total [out, in] float32 becomes, or (`add`) grows by, the gradient of a matrix: grad [T, out] and x [T, in] bfloat16."""
-        for tensor, dtype, shape in ((grad, torch.bfloat16, (len(x), len(total))), (total, torch.float32, (grad.shape[1], x.shape[1]))):
-            fits = tensor.dtype == dtype and tensor.shape == shape and tensor.is_contiguous()
-            assert fits, f"{tensor.dtype}, {tuple(tensor.shape)} in steps of {tensor.stride()}"
-        assert x.dtype == grad.dtype, f"{x.dtype}"
-        assert x.is_contiguous(), f"steps of {x.stride()}"
+        _insist(grad, torch.bfloat16, (len(x), len(total)))
+        _insist(x, torch.bfloat16, (len(grad), total.shape[1]))
+        _insist(total, torch.float32, (grad.shape[1], x.shape[1]))
         threads, sizes = torch.get_num_threads(), (grad.shape[1], x.shape[1])
         pieces = list(zip(torch.split(grad, _DEPTH), torch.split(x, _DEPTH), strict=True)) if len(x) else []
         if not add and not pieces:
@@ -331,6 +329,12 @@ class Kernels:
         blocks.grad_step = 0 if grad is None else grad.stride(0)
         blocks.threads = torch.get_num_threads()
         return blocks
+
+
+def _insist(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """That an address which is given away holds what it is taken for."""
+    found = (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous())
+    assert found == (dtype, shape, True), f"{found}, wanted {dtype} {shape} without gaps"
 
 
 def kernels(choice: Choice = "auto", key: str = "kernels") -> Kernels | None:
