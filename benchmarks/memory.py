@@ -46,7 +46,7 @@ CASES: Mapping[str, Sequence[str]] = {
     "4 x 8, a reference": (FOUR, "trainer.micro_batch_tokens=1150", "algorithm.kl=k3", "algorithm.kl_weight=0.1"),
     "4 x 8, float32": (FOUR, "trainer.micro_batch_tokens=1150", "model.dtype=float32"),
     "8 x 8, pipelined": (EIGHT, "rollout.slots=64", "schedule.preset=pipelined"),
-    "4 x 8, long answers": (FOUR, "trainer.micro_batch_tokens=2112", "rollout.max_tokens=512", "run.updates=1"),
+    "4 x 8, long answers": (FOUR, "trainer.micro_batch_tokens=2112", "rollout.max_tokens=512", "run.updates=2"),
 }
 """Micro-batches are nearly full, or dispatches of one group: the estimate is an upper limit, and takes them for full."""
 
