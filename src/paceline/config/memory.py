@@ -105,7 +105,7 @@ def _served_formula(size: int) -> str:
 
 def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels: bool, reference: ModelShape) -> tuple[Memory, ...]:
     """What stays, and what comes on top of it at the worse of two moments."""
-    size, filtered = BYTES[config.model.dtype], _filtered(config.rollout)
+    size = BYTES[config.model.dtype]
     master, head = max(4, size), shape.vocabulary * shape.width
     stays = [
         Memory("trainer", LIBRARIES, LIBRARIES_BYTES, "Python, torch, transformers"),
@@ -113,7 +113,7 @@ def _trainer(config: Config, shape: ModelShape, groups_per_dispatch: int, panels
         Memory("trainer", "AdamW moments", 2 * shape.parameters * master, "2 P m"),
     ]
     if size < master:
-        stays.append(Memory("trainer", "rounded head", *_rounded_head(head, size, panels, filtered)))
+        stays.append(Memory("trainer", "rounded head", *_rounded_head(head, size, panels, _filtered(config.rollout))))
     if config.algorithm.kl != "none":
         stays.append(Memory("trainer", "reference model", _served(reference, size), f"{_served_formula(size)} (of its own sizes)"))
     moments = _head_phase(config, shape, groups_per_dispatch, panels), _step_phase(shape, master)

@@ -80,7 +80,9 @@ class TorchEngine:
         """The second: why no compiled kernels decode here; empty where they do."""
         if kernels is not None:
             try:
-                self._models = self._served(kernels, misfit(self._shape, page, compute, device), deterministic)
+                if unread := misfit(self._shape, page, compute, device):
+                    raise ConfigError(unread)
+                self._models = self._served(kernels, deterministic)
             except ConfigError as reason:
                 self._kernels, self.without_kernels = None, str(reason)
         self._wide = torch.promote_types(compute, torch.float32)
@@ -94,10 +96,8 @@ class TorchEngine:
         if deterministic:
             self._prove()
 
-    def _served(self, kernels: Kernels, misfit: str, alike: bool) -> list[PackedModel]:
-        """Views of the models by kernels; ConfigError says why there are none (`misfit`: one), or why (`alike`) rows would not be alike."""
-        if misfit:
-            raise ConfigError(misfit)
+    def _served(self, kernels: Kernels, alike: bool) -> list[PackedModel]:
+        """Views of the models by kernels; ConfigError says why there are none, or why (`alike`) rows would not be alike."""
         try:
             views = [model.served(kernels) if isinstance(model, Serving) else None for model in self._models]
         except ModelError as error:

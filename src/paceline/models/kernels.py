@@ -3,8 +3,9 @@
 Weights may be stored in another dtype than the one computed in: they are cast where they are used, so a float32 master
 weight receives its gradient in float32 while the numbers equal, bit for bit, those of an engine that stores the cast weights.
 
-Frozen bfloat16 and float32 weights on the CPU are computed from copies in oneDNN's own layout, made at first use. A copy is keyed
-by the version counter and the address of its weights, so whatever changes weights in place also makes the copy anew.
+Frozen bfloat16 and float32 weights on the CPU are computed from copies in panels, by compiled kernels, or in oneDNN's own layout, made at
+first use. A copy is keyed by the version counter and the address of its weights, so whatever changes weights in place also makes the copy
+anew. Compiled kernels make panels of bfloat16 rows' trained weights at every use.
 """
 
 from __future__ import annotations

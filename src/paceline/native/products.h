@@ -115,9 +115,9 @@ void stretch(const T* x, const T* panel, const T* next, const float* bias, Out* 
     }
 }
 
-// x [rows, in] times the matrix -> out [rows, outs], or added to it. The order of a sum does not depend on how many rows there are.
+// x [rows, in] times the matrix -> out [rows, outs]. The order of a sum does not depend on how many rows there are.
 template <class T, class Out>
-void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads, bool add = false) {
+void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
     const long count = (outs + PANEL - 1) / PANEL, together = fitting(in * sizeof(T));
 #pragma omp parallel num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
     for (long row = 0; row < rows; row += together) {
@@ -127,7 +127,7 @@ void product(const T* x, const T* panels, const float* bias, Out* out, long rows
             const long left = outs - index * PANEL;
             const T *panel = panels + index * PANEL * in, *next = left > PANEL ? panel + PANEL * in : nullptr;
             stretch(x + row * in, panel, next, bias ? bias + index * PANEL : nullptr, out + row * outs + index * PANEL, some,
-                    in, outs, left < PANEL ? left : PANEL, add);
+                    in, outs, left < PANEL ? left : PANEL, false);
         }
     }
 }
