@@ -14,7 +14,7 @@ from typing import Any
 
 from evidence import Quiet, sources
 from lengths import REWARD, Lengths, workers
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.schema import Config
 from paceline.core.commands import SetFrontier
 from paceline.runtime.ledger import LedgerReader
@@ -147,10 +147,10 @@ class Cells:
         started, controller = time.monotonic(), time.process_time()
         with Quiet() as quiet:
             cell = config(key.slots, key.schedule, directory)
-            outcome = wire.train(cell, workers=workers(cell, lengths(key.median)))
+            outcome = jobs.train(cell, workers=workers(cell, lengths(key.median)))
             assert outcome.ok, outcome.reason
         controller = time.process_time() - controller
-        broken = wire.audit(directory).violations
+        broken = jobs.audit(directory).violations
         assert not broken, broken
         record = {
             "key": asdict(key),

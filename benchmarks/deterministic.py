@@ -26,7 +26,7 @@ import torch
 
 from evidence import ROOT, Quiet, measured
 from lengths import REWARD
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.load import load as load_config
 from paceline.config.schema import AlgorithmConfig, ModelConfig, RolloutConfig, TrainerConfig
 from paceline.engines.torch_engine import TorchEngine
@@ -163,7 +163,7 @@ def runs(model: ModelConfig, threads: int, scratch: Path) -> dict[str, Any]:
     for name, how in RUNS.items():
         shutil.rmtree(scratch, ignore_errors=True)
         started = time.perf_counter()
-        outcome = wire.train(load_config(RECIPE, [*words, *how]))
+        outcome = jobs.train(load_config(RECIPE, [*words, *how]))
         assert outcome.ok, outcome.reason
         seconds = round(time.perf_counter() - started, 1)
         rows = [json.loads(line) for line in (scratch / "metrics.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence import ROOT, measured, sources
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.core.commands import Dispatch
 from paceline.runtime.ledger import LedgerReader
 
@@ -84,7 +84,7 @@ def learn(name: str, seed: int, runs: Path, updates: int) -> dict[str, Any]:
 
 def recorded(directory: Path) -> dict[str, Any]:
     """Rewards, staleness and accuracy of a run that has ended well."""
-    broken = wire.audit(directory).violations
+    broken = jobs.audit(directory).violations
     assert not broken, broken
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     evaluations = [json.loads(line) for line in (directory / "eval.jsonl").read_text().splitlines()]

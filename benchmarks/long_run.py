@@ -89,14 +89,14 @@ def prepare(scratch: Path, every: int) -> Path:
 
 def control(config: Path, updates: int, resume: bool) -> None:
     """The controller's process: run, and print the number of every update that is done."""
-    from paceline.cli import wire
+    from paceline.cli import jobs
     from paceline.config.load import load
 
     def _told(progress: Any) -> None:
         if progress.metrics:
             print(progress.update, flush=True)
 
-    outcome = wire.train(load(config, [f"run.updates={updates}"]), resume=resume, on_progress=_told)
+    outcome = jobs.train(load(config, [f"run.updates={updates}"]), resume=resume, on_progress=_told)
     assert outcome.ok, outcome.reason
     assert "torch" not in sys.modules, "the controller loaded torch"
 

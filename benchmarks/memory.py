@@ -19,7 +19,7 @@ from typing import Any
 
 from evidence import ROOT, measured
 from lengths import REWARD, Lengths, workers
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.inspect import model_shape
 from paceline.config.load import load
 from paceline.config.memory import memory
@@ -83,7 +83,7 @@ def run(overrides: Sequence[str], scratch: Path) -> dict[str, Any]:
     most = config.rollout.max_tokens
     usual = workers(config, Lengths(median=most, sigma=1.0, least=most, most=most))
     specs = Workers(watched(usual.trainer, scratch), tuple(watched(spec, scratch) for spec in usual.rollout), usual.reward)
-    outcome = wire.train(config, workers=specs)
+    outcome = jobs.train(config, workers=specs)
     assert outcome.ok, outcome.reason
     shape = model_shape(NAME)
     assert shape is not None

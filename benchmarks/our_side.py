@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from lengths import REWARD, Lengths, workers
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.schema import Config
 
 
@@ -32,7 +32,7 @@ def main() -> None:
         }
     )
     most = job["max_tokens"]
-    outcome = wire.train(config, workers=workers(config, Lengths(median=most, sigma=1.0, least=most, most=most)))
+    outcome = jobs.train(config, workers=workers(config, Lengths(median=most, sigma=1.0, least=most, most=most)))
     assert outcome.ok, outcome.reason
 
 

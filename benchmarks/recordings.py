@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from evidence import ROOT
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.load import load
 from paceline.models.tiny import write_tiny
 from paceline.runtime.audit import audit
@@ -85,7 +85,7 @@ def record(name: str) -> None:
     """Run one schedule, audit its ledger and keep it."""
     run = RUNS / name
     shutil.rmtree(run, ignore_errors=True)
-    outcome = wire.train(load(RUNS / "config.toml", [f"run.dir={run}", *SCHEDULES[name]]))
+    outcome = jobs.train(load(RUNS / "config.toml", [f"run.dir={run}", *SCHEDULES[name]]))
     report = audit(run / "ledger.sqlite")
     if not outcome.ok or report.violations or report.notes:
         raise SystemExit(f"{name}: {outcome.reason} {report}")

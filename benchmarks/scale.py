@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from evidence import ROOT, measured
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.load import load
 from paceline.config.plan import schedule
 from paceline.config.schema import Config
@@ -198,7 +198,7 @@ def run(name: str, config: Config, args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         for owner, method in ((Driver, "_decide"), (Ledger, "append"), (Ledger, "commit"), (Segments, "write")):
             stack.enter_context(timers.around(owner, method))
-        outcome = wire.train(config, on_progress=watch)
+        outcome = jobs.train(config, on_progress=watch)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     if not outcome.ok:
         raise SystemExit(f"{name}: {outcome.reason}")

@@ -13,7 +13,7 @@ _SUBPACKAGES = frozenset({"algo", "rewards", "tasks"})
 def __getattr__(name: str) -> Any:
     """`paceline.train` and the public subpackages load on first use, so that `import paceline` stays light."""
     if name == "train":
-        return importlib.import_module("paceline.cli.wire").train
+        return importlib.import_module("paceline.cli.jobs").train
     if name in _SUBPACKAGES:
         return importlib.import_module(f"paceline.{name}")
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

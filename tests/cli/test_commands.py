@@ -24,11 +24,11 @@ from paceline.types.results import AuditReport, EvalResult, Outcome, Share
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
-HEAVY = ("torch", "transformers", "pyarrow", "reasoning_gym", "numpy", "paceline.cli.wire")
+HEAVY = ("torch", "transformers", "pyarrow", "reasoning_gym", "numpy", "paceline.cli.wire", "paceline.cli.jobs")
 
 
 @dataclass
-class FakeWire:
+class FakeJobs:
     """Does what it is told and remembers what it was asked."""
 
     outcome: Outcome = field(default_factory=lambda: Outcome(True, "", 2, 2))
@@ -68,11 +68,11 @@ class FakeWire:
 
 
 @pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeWire:
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeJobs:
     """No run of the checkout's own is in sight, such as the one that `make quickstart` leaves."""
     monkeypatch.chdir(tmp_path)
-    fake = FakeWire()
-    monkeypatch.setitem(sys.modules, "paceline.cli.wire", fake)
+    fake = FakeJobs()
+    monkeypatch.setitem(sys.modules, "paceline.cli.jobs", fake)
     return fake
 
 
@@ -261,7 +261,7 @@ def test_a_plan_looks_for_the_columns_of_every_file(tmp_path: Path) -> None:
     assert "'problem'" in done.stderr
 
 
-def test_training_prints_one_line_per_update_and_its_end(wire: FakeWire) -> None:
+def test_training_prints_one_line_per_update_and_its_end(jobs: FakeJobs) -> None:
     done = call("train", QUICKSTART, "run.updates=2", "trainer.warmup_updates=0", "--set", "run.seed=5")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
@@ -272,15 +272,15 @@ def test_training_prints_one_line_per_update_and_its_end(wire: FakeWire) -> None
         "reward 0.250 -> 0.500 (first and last)  ▁█",
     ]
     assert done.stderr == "a notice\n"
-    config, resume = wire.asked[0]
+    config, resume = jobs.asked[0]
     assert isinstance(config, Config)
     assert (config.run.updates, config.run.seed, resume) == (2, 5, False)
 
 
-def test_a_warning_of_the_configuration_goes_to_standard_error(wire: FakeWire) -> None:
+def test_a_warning_of_the_configuration_goes_to_standard_error(jobs: FakeJobs) -> None:
     done = call("train", QUICKSTART, "run.updates=2", "--resume")
     assert "warning: trainer.warmup_updates = 5, run.updates = 2: the run ends before" in done.stderr
-    assert wire.asked[0][1] is True
+    assert jobs.asked[0][1] is True
 
 
 @pytest.mark.parametrize(
@@ -300,18 +300,18 @@ def test_a_warning_of_the_configuration_goes_to_standard_error(wire: FakeWire) -
         ),
     ],
 )
-def test_the_exit_code_says_how_a_run_ended(wire: FakeWire, outcome: Outcome, code: int, says: str) -> None:
-    wire.outcome = outcome
+def test_the_exit_code_says_how_a_run_ended(jobs: FakeJobs, outcome: Outcome, code: int, says: str) -> None:
+    jobs.outcome = outcome
     done = call("train", QUICKSTART)
     assert done.exit_code == code
     assert says in done.output
     assert "paceline doctor" not in done.output, "there is no run directory"
 
 
-def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
+def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(jobs: FakeJobs, tmp_path: Path) -> None:
     (tmp_path / "a run").mkdir()
     (tmp_path / "a run" / "ledger.sqlite").touch()
-    wire.outcome = Outcome(False, "group 3 could not be rewarded: no", 1, 2)
+    jobs.outcome = Outcome(False, "group 3 could not be rewarded: no", 1, 2)
     done = call("train", QUICKSTART, f"run.dir={tmp_path / 'a run'}")
     assert f"paceline doctor '{tmp_path / 'a run'}'" in done.stderr
     assert f"paceline train '{tmp_path / 'a run'}/config.toml' --resume" in done.stderr
@@ -334,8 +334,8 @@ def test_a_run_that_failed_says_where_to_look_and_how_it_goes_on(wire: FakeWire,
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_errors_that_a_user_can_cause_are_messages_with_an_exit_code(wire: FakeWire, error: BaseException, code: int, says: str) -> None:
-    wire.error = error
+def test_errors_that_a_user_can_cause_are_messages_with_an_exit_code(jobs: FakeJobs, error: BaseException, code: int, says: str) -> None:
+    jobs.error = error
     done = call("train", QUICKSTART)
     assert done.exit_code == code
     assert says in done.stderr
@@ -354,26 +354,26 @@ def test_a_service_that_was_given_up_cannot_hold_the_process_at_its_exit() -> No
     assert (done.returncode, done.stdout) == (3, "the end"), done.stderr
 
 
-def test_a_fault_of_paceline_itself_is_not_hidden(wire: FakeWire) -> None:
-    wire.error = AssertionError("ours")
+def test_a_fault_of_paceline_itself_is_not_hidden(jobs: FakeJobs) -> None:
+    jobs.error = AssertionError("ours")
     assert isinstance(call("train", QUICKSTART).exception, AssertionError)
 
 
-def test_a_file_after_the_first_word_is_refused(wire: FakeWire) -> None:
+def test_a_file_after_the_first_word_is_refused(jobs: FakeJobs) -> None:
     done = call("train", "run.updates=3", QUICKSTART)
     assert done.exit_code == 2
     assert "one configuration file may come first" in done.stderr
-    assert wire.asked == []
+    assert jobs.asked == []
 
 
-def test_a_file_with_an_equals_sign_in_its_directory_is_a_file(wire: FakeWire, tmp_path: Path) -> None:
+def test_a_file_with_an_equals_sign_in_its_directory_is_a_file(jobs: FakeJobs, tmp_path: Path) -> None:
     path = tmp_path / "a=b" / "run.toml"
     path.parent.mkdir()
     path.write_text('[task]\nname = "chain_sum"\n')
     assert call("train", str(path)).exit_code == 0
 
 
-def test_evaluation_prints_accuracies_with_intervals_and_pass_at_k(wire: FakeWire) -> None:
+def test_evaluation_prints_accuracies_with_intervals_and_pass_at_k(jobs: FakeJobs) -> None:
     done = call("eval", "smollm2-135m", "--config", QUICKSTART, "eval.problems=200")
     assert done.exit_code == 0
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
@@ -382,18 +382,18 @@ def test_evaluation_prints_accuracies_with_intervals_and_pass_at_k(wire: FakeWir
     assert "sampled accuracy 0.250 0.200 to 0.300 800" in lines
     assert "parsable answers 0.900 0.800 to 0.950 1000" in lines
     assert "pass@4 0.600" in lines
-    assert wire.asked[0][1] == "smollm2-135m"
+    assert jobs.asked[0][1] == "smollm2-135m"
 
 
-def test_evaluating_a_run_takes_its_own_configuration(wire: FakeWire, tmp_path: Path) -> None:
+def test_evaluating_a_run_takes_its_own_configuration(jobs: FakeJobs, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.seed=9"])))
     assert call("eval", str(tmp_path), "eval.samples=2").exit_code == 0
-    config = wire.asked[0][0]
+    config = jobs.asked[0][0]
     assert isinstance(config, Config)
     assert (config.run.seed, config.eval.samples) == (9, 2)
 
 
-def test_a_model_is_scored_where_the_rows_that_it_was_trained_on_are_not_at_hand(wire: FakeWire, tmp_path: Path) -> None:
+def test_a_model_is_scored_where_the_rows_that_it_was_trained_on_are_not_at_hand(jobs: FakeJobs, tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     files = ["task.kind=file", "task.path=gone.jsonl", "task.gold_column=answer", "reward.0.kind=exact"]
     judged = ["eval.task.kind=file", "eval.task.path=test.jsonl", "eval.task.gold_column=answer"]
@@ -404,36 +404,36 @@ def test_a_model_is_scored_where_the_rows_that_it_was_trained_on_are_not_at_hand
     assert "no such file" in call("eval", str(tmp_path)).stderr
 
 
-def test_a_run_whose_directory_was_moved_goes_on_where_it_lies(wire: FakeWire, tmp_path: Path) -> None:
+def test_a_run_whose_directory_was_moved_goes_on_where_it_lies(jobs: FakeJobs, tmp_path: Path) -> None:
     run = tmp_path / "moved"
     run.mkdir()
     (run / "ledger.sqlite").touch()
     (run / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.dir=before"])))
     for words, directory in (((), str(run)), (("run.dir=elsewhere",), "elsewhere")):
         assert call("train", str(run / "config.toml"), *words, "--resume").exit_code == 0
-        config, resume = wire.asked[-1]
+        config, resume = jobs.asked[-1]
         assert isinstance(config, Config)
         assert (config.run.dir, resume) == (directory, True)
     (run / "ledger.sqlite").unlink()
     assert call("train", str(run / "config.toml")).exit_code == 0
-    config = wire.asked[-1][0]
+    config = jobs.asked[-1][0]
     assert isinstance(config, Config)
     assert config.run.dir == "before", "a file that lies beside no run is a configuration like any other"
 
 
-def test_evaluating_without_held_out_problems_is_refused(wire: FakeWire) -> None:
+def test_evaluating_without_held_out_problems_is_refused(jobs: FakeJobs) -> None:
     done = call("eval", "smollm2-135m", "--config", QUICKSTART, "~eval")
     assert done.exit_code == 2
     assert "eval.task is unset" in done.stderr
 
 
-def test_evaluating_an_emulated_run_is_refused_whatever_it_says_of_problems(wire: FakeWire, tmp_path: Path) -> None:
+def test_evaluating_an_emulated_run_is_refused_whatever_it_says_of_problems(jobs: FakeJobs, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[task]\nkind = "synthetic"\n[rollout]\nengine = "emulated"\n')
     for words in ((), ("eval.task.kind=synthetic",)):
         done = call("eval", str(tmp_path), *words)
         assert done.exit_code == 2
         assert "its answers are pretended" in done.stderr
-    assert wire.asked == []
+    assert jobs.asked == []
 
 
 @pytest.mark.parametrize(
@@ -441,45 +441,45 @@ def test_evaluating_an_emulated_run_is_refused_whatever_it_says_of_problems(wire
     [((), (None, None), "run here/model-step-8"), (("--step", "4", "-o", "out"), (4, Path("out")), "out")],
 )
 def test_exporting_a_checkpoint_says_where_the_model_lies_and_how_it_is_scored(
-    wire: FakeWire, tmp_path: Path, words: tuple[str, ...], asked: tuple[object, ...], says: str
+    jobs: FakeJobs, tmp_path: Path, words: tuple[str, ...], asked: tuple[object, ...], says: str
 ) -> None:
     run = tmp_path / "run here"
     run.mkdir()
     (run / "config.toml").write_text(dump(load(Path(QUICKSTART), ["run.dir=moved since"])))
     done = call("export", str(run), *words)
     assert done.exit_code == 0, done.output
-    config, *rest = wire.asked[0]
+    config, *rest = jobs.asked[0]
     assert isinstance(config, Config)
     assert (config.run.dir, *rest) == (str(run), *asked), "a run directory that was moved is read where it lies"
     assert says in done.stdout
     assert f"--config '{run}/config.toml'" in done.stdout
 
 
-def test_exporting_what_is_no_run_is_refused(wire: FakeWire, tmp_path: Path) -> None:
+def test_exporting_what_is_no_run_is_refused(jobs: FakeJobs, tmp_path: Path) -> None:
     done = call("export", str(tmp_path))
-    assert (done.exit_code, wire.asked) == (2, [])
+    assert (done.exit_code, jobs.asked) == (2, [])
     assert "holds no config.toml" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("violations", "code", "says"), [((), 0, "every rule holds"), (("exactly once: group 3 ended twice",), 1, "group 3 ended twice")]
 )
-def test_an_audit_says_what_does_not_hold(wire: FakeWire, tmp_path: Path, violations: tuple[str, ...], code: int, says: str) -> None:
+def test_an_audit_says_what_does_not_hold(jobs: FakeJobs, tmp_path: Path, violations: tuple[str, ...], code: int, says: str) -> None:
     (tmp_path / "ledger.sqlite").touch()
-    wire.report = AuditReport(10, 9, 1, violations)
+    jobs.report = AuditReport(10, 9, 1, violations)
     done = call("audit", str(tmp_path))
     assert done.exit_code == code
     assert says in done.stdout
     assert "10 events and 9 commands" in done.stdout
 
 
-def test_the_error_of_a_run_that_had_begun_says_how_it_goes_on(wire: FakeWire, tmp_path: Path) -> None:
-    wire.error = TrainerError("groups 1, 2")
+def test_the_error_of_a_run_that_had_begun_says_how_it_goes_on(jobs: FakeJobs, tmp_path: Path) -> None:
+    jobs.error = TrainerError("groups 1, 2")
     assert "--resume" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr
     (tmp_path / "ledger.sqlite").touch()
     done = call("train", QUICKSTART, f"run.dir={tmp_path}")
     assert done.exit_code == 1
     assert "failed: groups 1, 2\nwhat went wrong: paceline doctor" in done.stderr
     assert done.stderr.endswith(f"when the cause is mended: paceline train {tmp_path}/config.toml --resume\n")
-    wire.error = CheckpointError("step-3 is damaged")
+    jobs.error = CheckpointError("step-3 is damaged")
     assert "usable" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr

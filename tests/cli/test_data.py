@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import wire
 from paceline.cli.data import DataBody
+from paceline.cli.identity import identity_of
+from paceline.cli.loading import mixed
 from paceline.cli.wire import data_body
 from paceline.config.load import load
 from paceline.config.schema import Config
@@ -114,11 +115,11 @@ def test_rows_whose_gold_no_verifier_can_read_are_left_out_and_counted_when_aske
 
 def task_of(c: Config) -> RowTask | Mixture:
     rows, _ = DataBody(c, ByteTokenizer()).call("load", True, False)
-    return wire._mixed(c, [RowTask(**arguments) for arguments in rows])
+    return mixed(c, [RowTask(**arguments) for arguments in rows])
 
 
 def refusal(before: Config, after: Config, root: Path) -> str:
-    first, second = (wire._identity(c, task, {}) for c, task in ((before, task_of(before)), (after, task_of(after))))
+    first, second = (identity_of(c, task, {}) for c, task in ((before, task_of(before)), (after, task_of(after))))
     with pytest.raises(CheckpointError) as refused:
         check_identity(first, second, root)
     return str(refused.value)
@@ -138,10 +139,10 @@ def test_a_resume_with_another_file_says_how_many_rows_each_has_and_which_file_i
 
 def test_a_resume_with_changed_contents_under_the_same_name_says_so(tmp_path: Path) -> None:
     c = load(None, numbered(tmp_path / "a.jsonl", 5))
-    before = wire._identity(c, task_of(c), {})
+    before = identity_of(c, task_of(c), {})
     numbered(tmp_path / "a.jsonl", 5, answer="2")
     with pytest.raises(CheckpointError, match="contents of task a: ") as refused:
-        check_identity(before, wire._identity(c, task_of(c), {}), tmp_path)
+        check_identity(before, identity_of(c, task_of(c), {}), tmp_path)
     assert "rows of task" not in str(refused.value)
 
 
@@ -154,7 +155,7 @@ def test_a_resume_with_another_setting_names_the_setting(tmp_path: Path) -> None
 
 def test_the_same_rows_from_a_file_that_was_moved_go_on(tmp_path: Path) -> None:
     one = load(None, numbered(tmp_path / "a.jsonl", 5))
-    before = wire._identity(one, task_of(one), {})
+    before = identity_of(one, task_of(one), {})
     (tmp_path / "elsewhere").mkdir()
     two = load(None, numbered(tmp_path / "elsewhere" / "a.jsonl", 5))
-    check_identity(before, wire._identity(two, task_of(two), {}), tmp_path)
+    check_identity(before, identity_of(two, task_of(two), {}), tmp_path)

@@ -15,9 +15,9 @@ LIMIT_S = 1200.0
 CONTROLLER = """
 import sys
 from pathlib import Path
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.load import load
-outcome = wire.train(load(Path(sys.argv[1]), sys.argv[3:]), resume=sys.argv[2] == "resume", on_progress=lambda progress: None)
+outcome = jobs.train(load(Path(sys.argv[1]), sys.argv[3:]), resume=sys.argv[2] == "resume", on_progress=lambda progress: None)
 assert "torch" not in sys.modules and "transformers" not in sys.modules, "the controller loaded torch"
 print(outcome)
 sys.exit(0 if outcome.ok else 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.load import load
 from paceline.runtime.notices import read as read_notices
 
@@ -48,15 +48,15 @@ def test_a_reward_that_raised_is_mended_and_the_run_goes_on_with_it(tmp_path: Pa
     config = load(
         None, [*words, "run.updates=16", "run.checkpoint_every=8", "reward.0.kind=function", f"reward.0.function={reward}:graded"]
     )
-    failed = wire.train(config)
+    failed = jobs.train(config)
     assert not failed.ok
     assert "reward graded raised ValueError" in failed.reason
     assert [notice.message for notice in read_notices(tmp_path / "serial" / "notices.jsonl")] == ["task: 32 prompts of 32 rows"]
     reward.write_text(source + ends)
     said: list[str] = []
-    assert wire.train(config, resume=True, on_progress=lambda progress: said.append(progress.message)).ok
+    assert jobs.train(config, resume=True, on_progress=lambda progress: said.append(progress.message)).ok
     assert "rewards from here on are those of other files than before: reward.0.function, reward.py" in said
-    assert wire.audit(tmp_path / "serial").violations == ()
+    assert jobs.audit(tmp_path / "serial").violations == ()
 
 
 def test_lengths_are_the_same_under_every_schedule_and_an_evaluation_runs_beside_training(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_lengths_are_the_same_under_every_schedule_and_an_evaluation_runs_beside
         config = load(
             None, [*scale.overrides(name, args, costs), "run.updates=8", "eval.task.kind=synthetic", "eval.task.size=4", "eval.every=8"]
         )
-        assert wire.train(config).ok
+        assert jobs.train(config).ok
         trained = [line for segment in (tmp_path / name / "trajectories").iterdir() for line in pq.read_table(segment).to_pylist()]
         lengths.append({(line["group"], line["sample"]): (len(line["ids"]), line["reward"]) for line in trained})
         evaluations = [json.loads(line) for line in (tmp_path / name / "eval.jsonl").read_text().splitlines()]

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from tests.e2e.runs import rows, train, trained
 
-from paceline.cli import wire
+from paceline.cli import jobs
 from paceline.config.load import load
 from paceline.models.tiny import write_tiny
 from paceline.runtime.audit import audit
@@ -156,7 +156,7 @@ def test_a_run_goes_through_its_prompts_in_order_changes_the_weights_and_evaluat
 
 
 def test_a_checkpoint_exported_is_the_model_that_the_run_wrote_after_the_same_update(whole: Path, tmp_path: Path) -> None:
-    checkpoint, model = wire.export(load(whole / "config.toml"), None, tmp_path / "model")
+    checkpoint, model = jobs.export(load(whole / "config.toml"), None, tmp_path / "model")
     assert (checkpoint.name, model) == ("step-4", tmp_path / "model")
     written = {path.name: path.read_bytes() for path in (whole / "model").iterdir()}
     assert {path.name: path.read_bytes() for path in model.iterdir()} == written, "config, tokenizer and origin included"

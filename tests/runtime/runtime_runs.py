@@ -154,7 +154,7 @@ class Run:
 
 @dataclass
 class Lived(Run):
-    """All lives of a run in one process, as `wire.train` has them. `session` is the present or last one's."""
+    """All lives of a run in one process, as `jobs.train` has them. `session` is the present or last one's."""
 
     trainer_restarts: int = 3
 

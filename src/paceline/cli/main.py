@@ -1,4 +1,4 @@
-"""The command line. Help, plans and every configuration error come without torch; commands that work import `wire` when they start.
+"""The command line. Help, plans and every configuration error come without torch; commands that work import `jobs` when they start.
 
 Exit codes: 0 done, 1 the run failed, 2 configuration or data are wrong, 130 interrupted.
 """
@@ -19,7 +19,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli.display import display, plain, screen
-from paceline.cli.lazy import reports, wire
+from paceline.cli.lazy import checks, jobs, reports
 from paceline.cli.plan_text import plan_text
 from paceline.cli.results import DONE, FAILED, INTERRUPTED, REFUSED, tell_audit, tell_evaluation, tell_outcome, way_on
 from paceline.cli.timeline import Format, timeline
@@ -78,7 +78,7 @@ def train(
             return
         out, err = screen(sys.stdout), screen(sys.stderr)
         with _the_way_on(config), display(out, err) as show:
-            outcome = wire().train(config, resume=resume, on_progress=show)
+            outcome = jobs().train(config, resume=resume, on_progress=show)
         raise typer.Exit(tell_outcome(outcome, show.history.summary(), config.run.dir, out, err))
 
 
@@ -108,7 +108,7 @@ def evaluate(
         _present(settings)
         out, err = screen(sys.stdout), screen(sys.stderr)
         with display(out, err) as show:
-            result = wire().evaluate(settings, model, on_progress=show)
+            result = jobs().evaluate(settings, model, on_progress=show)
         tell_evaluation(result, out)
 
 
@@ -125,7 +125,7 @@ def export(
     with _told():
         if not (run / "config.toml").is_file():
             raise ConfigError(f"{run}: is no run directory, it holds no config.toml")
-        checkpoint, model = wire().export(load(run / "config.toml", [f"run.dir={run}"]), step, output)
+        checkpoint, model = jobs().export(load(run / "config.toml", [f"run.dir={run}"]), step, output)
         typer.echo(f"model: {model} (the weights of {checkpoint})")
         typer.echo(f"score it: paceline eval {shlex.quote(str(model))} --config {shlex.quote(str(run / 'config.toml'))}")
 
@@ -139,7 +139,7 @@ def audit(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directo
     with _told():
         if not (run / "ledger.sqlite").is_file():
             raise ConfigError(f"{run}: is no run directory, it holds no ledger.sqlite")
-        report = wire().audit(run)
+        report = jobs().audit(run)
         raise typer.Exit(tell_audit(report, screen(sys.stdout)))
 
 
@@ -240,9 +240,9 @@ def _eval_config(model: str, config: Path | None) -> Path:
 
 def _print_plan(config: Config) -> None:
     if any(task.kind == "file" for task in task_sections(config).values()):
-        wire().check_data(config)
+        checks().check_data(config)
     if any(reward.function is not None for reward in config.reward):
-        wire().check_rewards(config)
+        checks().check_rewards(config)
     console = screen(sys.stdout)
     if not console.is_terminal:
         console.width = 140
