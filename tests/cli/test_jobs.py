@@ -76,3 +76,14 @@ def test_evaluating_what_only_pretends_is_refused_before_anything_is_started(tmp
     words = ["rollout.engine=emulated", "task.kind=synthetic", "eval.task.kind=synthetic"]
     with pytest.raises(ConfigError, match=r"rollout.engine = emulated: its answers are pretended .*nothing to score"):
         jobs.evaluate(load(None, words), str(tmp_path))
+
+
+def test_what_several_workers_warn_of_is_told_once_by_the_first() -> None:
+    early: list[str] = []
+    later: list[str] = []
+    warnings = jobs._Warnings(early.append)
+    warnings("data", "no compiler")
+    warnings.tell = later.append
+    warnings("rollout-0", "no compiler")
+    warnings("trainer", "another")
+    assert (early, later) == (["data: no compiler"], ["trainer: another"])

@@ -1,5 +1,6 @@
 """Bodies that the pool contract runs in workers; factories are named `pool_bodies:NAME`."""
 
+import logging
 import os
 import subprocess
 import time
@@ -14,7 +15,9 @@ from paceline.types.errors import EngineError
 class Body:
     """Counts down as its own work, and does what the contract asks for."""
 
-    def __init__(self, closed_file: str = "") -> None:
+    def __init__(self, closed_file: str = "", warning: str = "") -> None:
+        if warning:
+            self.warn(warning)
         self.left = 0
         self.closed_file = closed_file
         self.naps, self.asleep = 0.0, False
@@ -34,6 +37,11 @@ class Body:
     def close(self) -> None:
         if self.closed_file:
             Path(self.closed_file).write_text("closed")
+
+    def warn(self, text: str) -> None:
+        logging.getLogger("paceline.somewhere").warning("%s", text)
+        logging.getLogger("paceline.somewhere").info("not %s", text)
+        logging.getLogger("elsewhere").warning("not %s", text)
 
     def echo(self, value: Any) -> Any:
         return value

@@ -161,6 +161,20 @@ async def test_a_foreign_error_keeps_its_name_and_does_not_import_its_library(tm
         assert "in refuse" in caught.value.__notes__[0]
 
 
+async def test_what_a_worker_warns_of_is_told_with_its_name_at_its_start_and_later_and_stands_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    said: list[tuple[str, str]] = []
+    pool = ProcessPool(log_dir=tmp_path, on_warning=lambda worker, text: said.append((worker, text)))
+    async with started(pool, warning="slow") as (worker, heard):
+        assert said == [("one", "slow")]
+        await worker.call("warn", "slower")
+        await heard.until(lambda: len(said) > 1)
+        assert said[1:] == [("one", "slower")]
+    assert "slow\nslower\n" in (tmp_path / "one.log").read_text()
+
+
 async def test_a_lost_process_leaves_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     async with started(ProcessPool(log_dir=tmp_path)) as (worker, heard):

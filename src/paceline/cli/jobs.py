@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -101,8 +102,23 @@ def audit(run_dir: Path) -> AuditReport:
     return audit_ledger(run_dir / "ledger.sqlite")
 
 
+class _Warnings:
+    """What workers warn of, each text once, from whichever worker it comes first."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self._told: set[str] = set()
+
+    def __call__(self, worker: str, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.tell(f"{worker}: {text}")
+
+
 async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, workers: Workers) -> Outcome:
-    pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s)
+    early: list[str] = []
+    warnings = _Warnings(early.append)
+    pool = ProcessPool(log_dir=rundir.logs, start_timeout_s=config.pool.start_timeout_s, on_warning=warnings)
     data = await load_data(pool, config, training=True, evaluation=config.eval.every > 0)
     assert data.task is not None
     workers = bound(workers, data.contents)
@@ -112,7 +128,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
     rows = {name: part.digests for name, part in parts.items()}
     if data.problems:
         rows[PROBLEMS] = RowTask(data.problems, seed=0, shuffle=False, counts={}).digests
-    for line in counted(task):
+    for line in (*early, *counted(task)):
         lives.tell(line)
     if not unused(rundir.ledger):
         for line in told(lives.start, rundir, config, rows, identity):
@@ -136,6 +152,7 @@ async def _train(config: Config, rundir: RunDir, on_progress: OnProgress, worker
             trackers=trackers_of(lineage.id, lambda text: session.recorder.notice(text)),
             on_progress=notices.beside(on_progress),
         )
+        warnings.tell = session.recorder.notice
         session.recorder.recall(updates(rundir.metrics, lineage.resume.update))
         return session
 
@@ -172,7 +189,8 @@ def _exported(run: RunDir, on_progress: OnProgress) -> str:
 
 
 async def _evaluate(config: Config, model: str, on_progress: OnProgress) -> EvalResult:
-    pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s)
+    warnings = _Warnings(lambda text: on_progress(Progress(0, 0, {}, "start", text)))
+    pool = ProcessPool(start_timeout_s=config.pool.start_timeout_s, on_warning=warnings)
     data = await load_data(pool, config, training=False, evaluation=True)
     plan = _eval_plan(config, data)
     rewards = reward_specs(config)

@@ -112,7 +112,7 @@ def _build(config: ModelConfig, described: Any, directory: Path, compute: torch.
         except ModelError as refusal:
             if config.implementation == "slim":
                 raise
-            _log.info("%s runs through its transformers class: %s", directory, refusal)
+            _log.warning("%s runs through its transformers class, which takes longer: %s", directory, refusal)
         else:
             slim.load_tensors(directory)
             return slim

@@ -340,7 +340,7 @@ def _insist(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) ->
 def kernels(choice: Choice = "auto", key: str = "kernels") -> Kernels | None:
     """The kernels; None where torch's operators shall do it, or must. ConfigError if `native` is asked for and cannot be had.
 
-    key: the setting that chose, for messages.
+    key: the setting that chose, for the error.
     """
     if choice == "torch":
         return None
@@ -349,7 +349,7 @@ def kernels(choice: Choice = "auto", key: str = "kernels") -> Kernels | None:
         return found
     if choice == "native":
         raise ConfigError(f"{key} = 'native': {found}")
-    _log.warning("%s = 'auto': torch's operators compute, which takes longer: %s", key, found)
+    _log.warning("torch's operators compute, not compiled kernels, which takes longer: %s", found)
     return None
 
 

@@ -22,13 +22,20 @@ _FROM_OUTSIDE: dict[int, str] = {signal.SIGKILL: " (from outside: kill -9, or th
 """Signals that no program sends itself."""
 LAST_WORDS = 2000
 """Bytes of a lost worker's log that go into the reason."""
+OnWarning = Callable[[str, str], None]
 
 
 class ProcessWorker:
     """A handle on a worker process. Calls are answered in order."""
 
     def __init__(
-        self, spec: WorkerSpec, process: Process, log: Path | None, on_report: Callable[[Any], None], on_lost: Callable[[str], None]
+        self,
+        spec: WorkerSpec,
+        process: Process,
+        log: Path | None,
+        on_report: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+        on_warning: OnWarning,
     ) -> None:
         self.name = spec.name
         self.pid = process.pid
@@ -36,6 +43,7 @@ class ProcessWorker:
         self._log = log
         self._on_report = on_report
         self._on_lost = on_lost
+        self._on_warning = on_warning
         self._ids = itertools.count()
         self._pending: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._stopping = False
@@ -53,6 +61,7 @@ class ProcessWorker:
             raise WorkerLost(f"worker {self.name} ended while it started: {await self._obituary()}") from None
         if kind == "refused":
             raise value.rebuild(self.name)
+        self._warn(value)
         self._serving = asyncio.create_task(self._serve(), name=f"reader of worker {self.name}")
 
     def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
@@ -105,6 +114,9 @@ class ProcessWorker:
                     for report in content[0]:
                         self._on_report(report)
                     continue
+                if kind == "warned":
+                    self._warn(content[0])
+                    continue
                 call, value = content
                 _, answer = self._pending.pop(call)
                 if not answer.done():
@@ -118,6 +130,10 @@ class ProcessWorker:
             self.kill()
             await self._end(f"what it sent could not be taken ({type(error).__name__}: {error})")
         await self._hang_up()
+
+    def _warn(self, texts: list[str]) -> None:
+        for text in texts:
+            self._on_warning(self.name, text)
 
     async def _end(self, why: str | None = None) -> None:
         self._gone = "stopped" if self._stopping else why or await self._obituary()
@@ -144,8 +160,12 @@ class ProcessWorker:
 class ProcessPool:
     """Starts worker processes; the log of each is `log_dir/NAME.log` (None = thrown away)."""
 
-    def __init__(self, *, log_dir: Path | None = None, start_timeout_s: float = 180.0) -> None:
+    def __init__(
+        self, *, log_dir: Path | None = None, start_timeout_s: float = 180.0, on_warning: OnWarning = lambda worker, text: None
+    ) -> None:
+        """on_warning: is told name and text when a module of paceline warns (`logging`) in a worker; its log holds them anyway."""
         self._log_dir = log_dir
+        self._on_warning = on_warning
         self._start_timeout_s = start_timeout_s
 
     async def start(self, spec: WorkerSpec, on_report: Callable[[Any], None], on_lost: Callable[[str], None]) -> ProcessWorker:
@@ -159,7 +179,7 @@ class ProcessPool:
                 pass_fds=(theirs.fileno(),), stdin=DEVNULL, stdout=output, stderr=output, env=_environment(spec),
                 process_group=0,  # a Ctrl-C at the terminal reaches the controller alone
             )  # fmt: skip
-        worker = ProcessWorker(spec, process, log, on_report, on_lost)
+        worker = ProcessWorker(spec, process, log, on_report, on_lost, self._on_warning)
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await worker.open(ours, spec)

@@ -7,18 +7,44 @@ worker that is deep in native code cannot look at its connection, so on Linux th
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import select
 import signal
 import socket
 import sys
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from paceline.ports.pool import WorkerBody, WorkerSpec, after, make_body
 from paceline.runtime.frames import RemoteError, pack, receive
 
 PR_SET_PDEATHSIG = 1
+
+
+class Warned(logging.Handler):
+    """Keeps what paceline's own modules warn of, from whichever thread, until it is sent to the controller; the log has it at once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kept: SimpleQueue[str] = SimpleQueue()
+        logging.getLogger("paceline").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep and print one."""
+        text = record.getMessage()
+        self._kept.put(text)
+        print(text, file=sys.stderr)
+
+    def take(self) -> list[str]:
+        """What was not taken yet."""
+        taken: list[str] = []
+        try:
+            while True:
+                taken.append(self._kept.get_nowait())
+        except Empty:
+            return taken
 
 
 def main(descriptor: int, cores: str) -> None:
@@ -32,26 +58,29 @@ def main(descriptor: int, cores: str) -> None:
     spec: WorkerSpec = receive(connection)
     if _left_alone(connection):  # before the kernel was told to watch for it
         return
+    warned = Warned()
     try:
         body = make_body(spec)
     except Exception as error:  # noqa: BLE001 - the process boundary: the controller raises it
         connection.sendall(pack(("refused", RemoteError.of(error))))
         return
-    connection.sendall(pack(("ready", None)))
+    connection.sendall(pack(("ready", warned.take())))
     try:
-        _serve(connection, body)
+        _serve(connection, body, warned)
     except (EOFError, ConnectionError):
         return
     finally:
         body.close()
 
 
-def _serve(connection: socket.socket, body: WorkerBody) -> None:
+def _serve(connection: socket.socket, body: WorkerBody, warned: Warned) -> None:
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     patience: float | None = 0.0
     """Seconds until the next tick; None = only after a call."""
     while True:
+        if texts := warned.take():
+            connection.sendall(pack(("warned", texts)))
         if waiting.poll(None if patience is None else 1e3 * patience):
             message = receive(connection)
             if message is None:
