@@ -129,7 +129,7 @@ def test_a_probe_says_the_same_however_busy_the_engine_is(models):
     assert serving.probe(ids).logprobs == idle
 
 
-@pytest.mark.parametrize(("name", "bound"), [("float64", 1e-10), ("float32", 2e-5), ("bfloat16", 0.1)])
+@pytest.mark.parametrize(("name", "bound"), [("float64", 1e-10), ("float32", 2e-5), ("bfloat16", 0.15)])
 def test_log_probs_equal_a_full_forward(models, name, bound):
     serving = serve(models, name, slots=12, kv_tokens=64)
     work = [request(g, s, prompt(g, 1 + 7 * g), max_tokens=3 + 5 * s) for g in range(5) for s in range(4)]
@@ -151,7 +151,7 @@ def test_the_normal_mode_does_differ_in_its_last_bits(models):
 def test_log_probs_of_compiled_kernels_are_near_those_of_the_operators(models, name):
     serving, plain = serve(models, name, slots=12, kv_tokens=64), models[name.removesuffix(", native")][0]
     serving.submit([request(g, s, prompt(g, 1 + 7 * g), max_tokens=3 + 5 * s) for g in range(5) for s in range(4)])
-    assert largest_gap(plain, drain(serving), lambda key: 1.0) <= (2e-5 if "float32" in name else 0.1)
+    assert largest_gap(plain, drain(serving), lambda key: 1.0) <= (2e-5 if "float32" in name else 0.15)
 
 
 def test_kernels_that_do_not_make_rows_alike_are_left_out(models, monkeypatch):

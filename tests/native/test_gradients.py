@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from native_help import numbers
 
 from paceline.models.kernels import Projection, bare_linear
-from paceline.native.calls import PANEL, Panels, kernels
+from paceline.native.calls import Panels, kernels
 from paceline.native.machine import MOST_INPUTS, panels
 
 pytestmark = pytest.mark.skipif(not panels("bfloat16", 16, 64), reason="compiled kernels do not multiply bfloat16 on this machine")
@@ -18,32 +18,32 @@ HALF = torch.bfloat16
 SHAPES = ((2, 2), (48, 32), (50, 66), (576, 1536), (100, 30), (96, 34))
 
 
-def laid_out(matrix):
-    """[out, in] bfloat16 -> [panels, in / 2, PANEL] pairs, in torch."""
+def laid_out(matrix, panel):
+    """[out, in] bfloat16 -> [panels, in / 2, panel] pairs, in torch."""
     outs, ins = matrix.shape
-    filled = torch.zeros(-(-outs // PANEL) * PANEL, ins, dtype=HALF)
+    filled = torch.zeros(-(-outs // panel) * panel, ins, dtype=HALF)
     filled[:outs] = matrix
-    return filled.view(-1, PANEL, ins // 2, 2).transpose(1, 2).contiguous().view(torch.int32)[..., 0]
+    return filled.view(-1, panel, ins // 2, 2).transpose(1, 2).contiguous().view(torch.int32)[..., 0]
 
 
 @pytest.mark.parametrize(("outs", "ins"), [*SHAPES, (47, 34), (1, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_panels_hold_the_rounded_matrix_and_zeros_behind_it(native, dtype, outs, ins):
     weight = numbers(outs, ins, dtype=dtype)
-    assert torch.equal(native.pack(weight, HALF), laid_out(weight.to(HALF)))
+    assert torch.equal(native.pack(weight, HALF), laid_out(weight.to(HALF), native.panel))
 
 
 @pytest.mark.parametrize(("outs", "ins"), [*SHAPES, (48, 33), (2, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_panels_of_the_transpose_are_those_of_the_matrix_turned_over(native, dtype, outs, ins):
     weight = numbers(outs, ins, dtype=dtype)
-    assert torch.equal(native.pack(weight, HALF, over=True), laid_out(weight.to(HALF).t()))
+    assert torch.equal(native.pack(weight, HALF, over=True), laid_out(weight.to(HALF).t(), native.panel))
 
 
 def test_rounding_is_to_nearest_even_and_what_is_no_number_stays_none(native):
     edge = torch.tensor([[1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8), 3.0e38, torch.inf, -torch.inf, torch.nan, 0.0]])
     for over, weight in ((False, edge), (True, edge.t().contiguous())):
-        found = native.pack(weight, HALF, over=over).contiguous().view(HALF)[0].reshape(4, PANEL, 2)[:, 0].flatten()
+        found = native.pack(weight, HALF, over=over).contiguous().view(HALF)[0].reshape(4, native.panel, 2)[:, 0].flatten()
         torch.testing.assert_close(found, edge[0].to(HALF), rtol=0, atol=0, equal_nan=True)
 
 

@@ -14,7 +14,7 @@ from paceline.engines.paged import PagedAttention
 from paceline.engines.pages import PagePool, Span
 from paceline.models.packed import Shape
 from paceline.models.rowwise import gated, norm, rotate
-from paceline.native.calls import PANEL, Panels, kernels
+from paceline.native.calls import Panels, kernels
 from paceline.native.machine import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
@@ -89,9 +89,9 @@ def test_a_product_is_the_exact_one_rounded_once(native, dtype, wide, rows, ins,
 
 
 def test_panels_are_filled_up_with_zeros(native):
-    packed = native.pack(torch.ones(PANEL + 1, 4))
-    assert packed.shape == (2, 4, PANEL)
-    assert float(packed.sum()) == 4 * (PANEL + 1)
+    packed = native.pack(torch.ones(native.panel + 1, 4))
+    assert packed.shape == (2, 4, native.panel)
+    assert float(packed.sum()) == 4 * (native.panel + 1)
 
 
 # --- attention over pages

@@ -19,7 +19,7 @@ from paceline.durable import alone, cache_directory, sync
 from paceline.native.machine import compiler, processor
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "gradients.cpp", "pages.cpp", "training.cpp"))
-HEADERS = tuple(SOURCES[0].with_name(name) for name in ("common.h", "products.h"))
+HEADERS = tuple(SOURCES[0].with_name(name) for name in ("common.h", "tiles.h", "products.h"))
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC")
 _HERE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
 _THREADS = "-fopenmp"

@@ -56,7 +56,7 @@ template <class T> __m512i across(const T* x, const T* y, long n) {
     return y ? _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers(y, n)), 16)) : low;
 }
 
-// x [rows, columns] -> panels of products with it, or with its transpose, whose inputs are the rows, an even number of them.
+// x [rows, columns] -> panels of products with it.
 template <class T> void pack(const T* x, Half* panels, long rows, long columns, int threads) {
     const long count = (rows + PANEL - 1) / PANEL;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows * columns > LITTLE)
@@ -74,13 +74,14 @@ template <class T> void pack(const T* x, Half* panels, long rows, long columns, 
             }
 }
 
-template <class T> void pack_across(const T* x, Half* panels, long rows, long columns, int threads) {
-    const long count = (columns + PANEL - 1) / PANEL, depth = rows + rows % 2;
+// The same of the transpose, whose inputs are the rows and zeros up to `depth`.
+template <class T> void pack_across(const T* x, Half* panels, long rows, long columns, long depth, int threads) {
+    const long count = (columns + PANEL - 1) / PANEL;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows * columns > LITTLE)
     for (long panel = 0; panel < count; panel++)
-        for (long row = 0; row < rows; row += 2)
+        for (long row = 0; row < depth; row += 2)
             for (long vector = 0; vector < VECTORS; vector++) {
-                const long column = panel * PANEL + vector * LANES, left = columns - column;
+                const long column = panel * PANEL + vector * LANES, left = row < rows ? columns - column : 0;
                 const T* here = x + row * columns + column;
                 const __m512i pairs = left > 0 ? across(here, row + 1 < rows ? here + columns : nullptr, left) : _mm512_setzero_si512();
                 _mm512_storeu_si512(panels + (panel * depth + row) * PANEL + 2 * vector * LANES, pairs);
@@ -101,9 +102,8 @@ inline void turn_square(const Half* x, long columns, Half* out, long depth) {
     }
 }
 
-// Some columns of x [rows, columns] -> [some, depth], the rows filled up to an even number by zeros.
-void turn_over(const Half* x, Half* out, long rows, long columns, long some) {
-    const long depth = rows + rows % 2;
+// Some columns of x [rows, columns] -> [some, depth], the rows filled up by zeros.
+void turn_over(const Half* x, Half* out, long rows, long columns, long some, long depth) {
     for (long row = 0; row < rows; row += 2 * PAIRS) {
         long column = 0;
         for (; row + 2 * PAIRS <= rows && column + 2 * LANES <= some; column += 2 * LANES)
@@ -126,10 +126,10 @@ void turn_over(const Half* x, Half* out, long rows, long columns, long some) {
 struct Cut {
     long depth, count, together;
 
-    Cut(long rows, long outs, long in, long threads) : depth(rows + rows % 2), count((in + PANEL - 1) / PANEL) {
+    Cut(long rows, long outs, long in, long threads) : depth((rows + STEP - 1) / STEP * STEP), count((in + PANEL - 1) / PANEL) {
         const long most = fitting(depth * sizeof(Half)), rounds = (outs + most * threads - 1) / (most * threads);
         const long share = (outs + rounds * threads - 1) / (rounds * threads);
-        together = (share + BLOCK - 1) / BLOCK * BLOCK;  // every thread gets as many
+        together = (share + ROUND - 1) / ROUND * ROUND;  // every thread gets as many
     }
 
     long panels() const { return count * PANEL * depth; }
@@ -139,16 +139,17 @@ struct Cut {
 void matrix_gradient(const Half* grad, const Half* x, float* total, Half* room, long rows, long outs, long in, bool add, int threads) {
     const Cut cut(rows, outs, in, threads);
     Half* turned = room + cut.panels();  // of each thread
-    pack_across(x, room, rows, in, threads);
+    pack_across(x, room, rows, in, cut.depth, threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && outs * in > 8 * LITTLE)
     for (long start = 0; start < outs; start += cut.together) {
         const long some = outs - start < cut.together ? outs - start : cut.together;
+        Tiles tiles;
         Half* here = turned + thread() * cut.together * cut.depth;
-        turn_over(grad + start, here, rows, outs, some);
+        turn_over(grad + start, here, rows, outs, some, cut.depth);
         for (long index = 0; index < cut.count; index++) {
             const long left = in - index * PANEL;
             const Half *panel = room + index * PANEL * cut.depth, *next = left > PANEL ? panel + PANEL * cut.depth : room;
-            stretch(here, panel, next, static_cast<const float*>(nullptr), total + start * in + index * PANEL, some, cut.depth, in,
+            stretch(tiles, here, panel, next, static_cast<const float*>(nullptr), total + start * in + index * PANEL, some, cut.depth, in,
                     left < PANEL ? left : PANEL, add);
         }
     }
@@ -162,8 +163,12 @@ extern "C" {
 #ifdef __AVX512BF16__
 // x [rows, columns], bfloat16 if `half`, else float32.
 void paceline_pack(const void* x, void* panels, long rows, long columns, int over, int half, int threads) {
-    if (half) (over ? pack_across<Half> : pack<Half>)((const Half*)x, (Half*)panels, rows, columns, threads);
-    else (over ? pack_across<float> : pack<float>)((const float*)x, (Half*)panels, rows, columns, threads);
+    const auto run = [&](auto* numbers) {
+        if (over) pack_across(numbers, (Half*)panels, rows, columns, rows, threads);
+        else pack(numbers, (Half*)panels, rows, columns, threads);
+    };
+    if (half) run((const Half*)x);
+    else run((const float*)x);
 }
 
 // Numbers of memory that the next function needs.

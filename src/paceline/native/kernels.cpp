@@ -131,6 +131,9 @@ void paceline_gate(const void* gate_up, void* out, long rows, long inner, int ha
 // Whether products of such numbers are better made here than by a library.
 int paceline_multiplies(int half) { return half ? HALF_PRODUCTS : FLOAT_PRODUCTS; }
 
+// Whether bfloat16 products are made by tiles, whose sums differ in rounding from those without.
+int paceline_tiles() { return tiles_allowed(); }
+
 // half: x and the panels; half_out: the result. bias is float32.
 void paceline_product(const void* x, const void* panels, const float* bias, void* out, long rows, long in, long outs, int half, int half_out,
                       int threads) {

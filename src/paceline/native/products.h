@@ -1,29 +1,31 @@
 // Products with a matrix in panels: of PANEL outputs [in, PANEL], of bfloat16 numbers [in / 2, PANEL, 2], pairs of inputs side by side.
 #pragma once
 
-#include "common.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int VECTORS = 3, PANEL = VECTORS * LANES, BLOCK = 8, PART = 192;
-constexpr long CACHED = 1 << 18;  // bytes of rows that meet one panel after the other
+constexpr int VECTORS = TILES ? 2 : 3, PANEL = VECTORS * LANES, BLOCK = 8, PART = 192;
+constexpr int ROUND = TILES ? 32 : BLOCK, STEP = TILES ? 32 : 2;  // rows, and inputs, that no product has to fill up
+constexpr long CACHED = TILES ? 1 << 20 : 1 << 18;  // bytes of rows that meet one panel after the other; processors with tiles have larger caches
 
 // How many rows of so many bytes that are, in whole blocks.
 inline long fitting(long bytes) {
-    const long blocks = CACHED / bytes / BLOCK;
-    return (blocks > 1 ? blocks : 1) * BLOCK;
+    const long blocks = CACHED / bytes / ROUND;
+    return (blocks > 1 ? blocks : 1) * ROUND;
 }
 
-// The panel that comes next, fetched bit by bit while rows meet the one before: a core that waits for memory does not multiply.
-struct Ahead {
-    const char *at = nullptr, *end = nullptr;
-    int lines = 0;  // per step of two inputs
-
-    void fetch() {
-        for (int i = 0; i < lines; i++, at += 64)
-            if (at < end) __builtin_prefetch(at, 0, 2);
-    }
-};
+// The sums of a row for a panel's outputs -> its result, rounded; or (`add`) what the result grows by.
+template <class Out> void finish(const float* sums, const float* bias, Out* out, long outs, bool add) {
+    if (add)
+        for (long j = 0; j < outs; j++) out[j] = narrow<Out>(wide(out[j]) + sums[j]);
+    else if (bias)
+        for (long j = 0; j < outs; j++) out[j] = narrow<Out>(sums[j] + bias[j]);
+    else if (outs == PANEL)
+        for (int j = 0; j < PANEL; j++) out[j] = narrow<Out>(sums[j]);
+    else
+        for (long j = 0; j < outs; j++) out[j] = narrow<Out>(sums[j]);
+}
 
 #ifdef __AVX512BF16__
 constexpr bool HALF_PRODUCTS = true;
@@ -80,26 +82,30 @@ void block(const T* x, long x_step, const T* panel, long in, const float* bias, 
     }
     for (int r = 0; r < R; r++) {
         float row[PANEL];
-        Out* to = out + r * out_step;
         std::memcpy(row, totals[r], sizeof row);
-        if (add)
-            for (long j = 0; j < outs; j++) to[j] = narrow<Out>(wide(to[j]) + row[j]);
-        else
-            for (long j = 0; j < outs; j++) to[j] = narrow<Out>(bias ? row[j] + bias[j] : row[j]);
+        finish(row, bias, out + r * out_step, outs, add);
     }
 }
 
-// All of a panel within so many rows.
-template <class T> Ahead coming(const T* next, long in, long rows) {
+// All of a panel within so many rows, of which blocks take steps of some inputs.
+template <class T> Ahead coming(const T* next, long in, long rows, long block, long step) {
     const char* start = reinterpret_cast<const char*>(next);
-    const long bytes = in * PANEL * long(sizeof(T)), steps = (rows + BLOCK - 1) / BLOCK * in / (sizeof(T) == 2 ? 2 : 1);
+    const long bytes = in * PANEL * long(sizeof(T)), steps = (rows + block - 1) / block * ((in + step - 1) / step);
     return next ? Ahead{start, start + bytes, int((bytes / 64 + steps - 1) / steps)} : Ahead{};
 }
 
 // Some rows of x times the panel of `here` outputs; `next`: the panel behind it, if any.
 template <class T, class Out>
-void stretch(const T* x, const T* panel, const T* next, const float* bias, Out* out, long rows, long in, long outs, long here, bool add) {
-    Ahead ahead = coming(next, in, rows);
+void stretch(Tiles& tiles, const T* x, const T* panel, const T* next, const float* bias, Out* out, long rows, long in, long outs, long here, bool add) {
+#ifdef PACELINE_TILES
+    if constexpr (sizeof(T) == sizeof(Half))
+        if (tiles_allowed()) {
+            Ahead ahead = coming(next, in, rows, 2 * TALL, DEEP);
+            const auto done = [&](long row, const float* sums) { finish(sums, bias, out + row * outs, here, add); };
+            return tile_product(tiles, x, panel, rows, in, ahead, done);
+        }
+#endif
+    Ahead ahead = coming(next, in, rows, BLOCK, sizeof(T) == sizeof(Half) ? 2 : 1);
     for (long row = 0; row < rows; row += BLOCK) {
         const auto run = [&](auto block) { block(x + row * in, in, panel, in, bias, out + row * outs, outs, here, add, ahead); };
         switch (rows - row) {
@@ -120,14 +126,17 @@ template <class T, class Out>
 void product(const T* x, const T* panels, const float* bias, Out* out, long rows, long in, long outs, int threads) {
     const long count = (outs + PANEL - 1) / PANEL, together = fitting(in * sizeof(T));
 #pragma omp parallel num_threads(threads) if (threads > 1 && outs * in > 8 * LITTLE)
-    for (long row = 0; row < rows; row += together) {
-        const long some = rows - row < together ? rows - row : together;
+    {
+        Tiles tiles;
+        for (long row = 0; row < rows; row += together) {
+            const long some = rows - row < together ? rows - row : together;
 #pragma omp for schedule(static) nowait
-        for (long index = 0; index < count; index++) {
-            const long left = outs - index * PANEL;
-            const T *panel = panels + index * PANEL * in, *next = left > PANEL ? panel + PANEL * in : nullptr;
-            stretch(x + row * in, panel, next, bias ? bias + index * PANEL : nullptr, out + row * outs + index * PANEL, some,
-                    in, outs, left < PANEL ? left : PANEL, false);
+            for (long index = 0; index < count; index++) {
+                const long left = outs - index * PANEL;
+                const T *panel = panels + index * PANEL * in, *next = left > PANEL ? panel + PANEL * in : nullptr;
+                stretch(tiles, x + row * in, panel, next, bias ? bias + index * PANEL : nullptr, out + row * outs + index * PANEL, some,
+                        in, outs, left < PANEL ? left : PANEL, false);
+            }
         }
     }
 }
