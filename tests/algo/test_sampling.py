@@ -33,6 +33,20 @@ def test_log_probs_belong_to_the_softmax_of_the_scaled_logits(temperature, expec
     assert torch.equal(drawn.logprob, drawn.logprob_kept)
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_float32_log_probs_over_a_large_vocabulary_lean_to_no_side(top_p):
+    logits = 3 * torch.randn(64, 49_152, generator=torch.Generator().manual_seed(0))
+    drawn = draw(logits, knobs(64, top_p=top_p), numbers(64))
+    exact = logits.double().log_softmax(dim=-1)
+    off = drawn.logprob.double() - exact.gather(1, drawn.ids[:, None])[:, 0]
+    assert off.abs().max() < 3e-6
+    assert off.mean().abs() < 2e-7
+    if top_p < 1:
+        kept = exact.masked_fill(~keep_mask(exact.exp(), torch.full((64,), top_p).double(), torch.zeros(64, dtype=torch.int64)), -torch.inf)
+        right = kept.log_softmax(dim=-1).gather(1, drawn.ids[:, None])[:, 0]
+        assert (drawn.logprob_kept.double() - right).abs().max() < 1e-4, "which token the mass ends with may differ"
+
+
 def test_top_k_two_of_three_gives_log_probs_over_the_kept_set_beside_the_full_ones():
     logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(300, 1)
     drawn = draw(logits, knobs(300, top_k=2), numbers(300))

@@ -97,8 +97,9 @@ def draw(logits: torch.Tensor, knobs: Knobs, numbers: torch.Tensor) -> Draw:
     if missing := -z.shape[-1] % BLOCK:
         weights = F.pad(weights, (0, missing))
     sums = _block_sums(weights)
-    finite = sums.sum(dim=-1).isfinite()
-    kept_mass = torch.ones_like(z[:, 0])
+    mass = sums.sum(dim=-1)
+    """Of all tokens: 1 but for what a float32 softmax over a large vocabulary loses, which is the same for every token of a row."""
+    finite, kept_mass = mass.isfinite(), mass.clone()
     cut = knobs.filtered().nonzero()[:, 0]
     if cut.numel():
         mine = weights[cut]
@@ -109,8 +110,8 @@ def draw(logits: torch.Tensor, knobs: Knobs, numbers: torch.Tensor) -> Draw:
     greedy = (knobs.temperature == 0).nonzero()[:, 0]
     if greedy.numel():
         ids[greedy] = z[greedy].argmax(dim=-1)
-    logprob = weights.gather(1, ids[:, None])[:, 0].log()
-    return Draw(ids, logprob, logprob - kept_mass.log(), finite)
+    weight = weights.gather(1, ids[:, None])[:, 0].log()
+    return Draw(ids, weight - mass.log(), weight - kept_mass.log(), finite)
 
 
 def keep_mask(weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
