@@ -148,6 +148,16 @@ def test_a_token_outside_the_vocabulary_has_no_score(odd):
         head.scores(hidden, torch.tensor([5, odd]), 1.0, entropy=False, keep=True, kernels=kernels("native"))
 
 
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+def test_ids_of_any_integer_dtype_and_at_any_distance_have_the_same_scores():
+    head, hidden, _ = head_and_rows(4, True)
+    pairs = torch.tensor([[5, 0], [7, 0], [299, 0], [0, 0]])
+    right, _ = head.scores(hidden, pairs[:, 0].contiguous(), 1.0, entropy=False, keep=True, kernels=kernels("native"))
+    for ids in (pairs[:, 0], pairs[:, 0].to(torch.int32)):
+        found, _ = head.scores(hidden, ids, 1.0, entropy=False, keep=True, kernels=kernels("native"))
+        assert torch.equal(found, right)
+
+
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)])
 def test_the_gradient_of_a_tied_matrix_adds_up_in_place_to_what_autograd_gives(dtype, within):
     generator = torch.Generator().manual_seed(0)

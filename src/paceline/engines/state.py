@@ -33,7 +33,7 @@ class State:
 
 
 def write(state: State, location: str) -> None:
-    """Write a file, complete or absent. Raises StateFileError where it cannot be written."""
+    """Write a file. A part of one, which a process that was killed may leave, `read` refuses. StateFileError where it cannot be written."""
     tensors: dict[str, torch.Tensor] = {}
     prompts: list[SavedPrompt] = []
     items = []

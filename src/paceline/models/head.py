@@ -46,7 +46,7 @@ class Head:
 
         keep: the backward pass reads the logits again; else it makes them again. IndexError for an id that is none of the vocabulary.
         """
-        vocabulary = len(self._owner.weight)  # type: ignore[arg-type]
+        vocabulary, ids = len(self._owner.weight), ids.to(torch.int64).contiguous()  # type: ignore[arg-type]
         odd = ids[(ids < 0) | (ids >= vocabulary)].tolist()
         if odd:  # the kernels would read what lies beside the row
             raise IndexError(f"token {odd[0]} is none of a vocabulary of {vocabulary}")

@@ -19,8 +19,6 @@ from paceline.types.errors import ConfigError
 Choice = Literal["auto", "native", "torch"]
 _log = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float32)
-PANEL = 48
-"""Outputs of a panel."""
 LANES = 16
 """Numbers of a vector; attention in training takes heads of multiples of it."""
 _DEPTH = 4096
@@ -90,9 +88,12 @@ class Kernels:
     """The compiled functions, with as many threads as torch has."""
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
-        self.name = f"kernels {hashlib.sha256(Path(compiled._name).read_bytes()).hexdigest()[:16]}"
-        """Names the code, by its bytes."""
-        names, ours = ("panel", "longest_page", "lanes", "together"), (PANEL, LONGEST_PAGE, LANES, _TOGETHER)
+        tiles = " with tiles" if compiled.paceline_tiles() else ""
+        self.name = f"kernels {hashlib.sha256(Path(compiled._name).read_bytes()).hexdigest()[:16]}{tiles}"
+        """Names the code, by its bytes, and what the system allows it."""
+        self.panel = int(compiled.paceline_panel())
+        """Outputs of a panel."""
+        names, ours = ("longest_page", "lanes", "together"), (LONGEST_PAGE, LANES, _TOGETHER)
         agreed = tuple(int(getattr(compiled, f"paceline_{name}")()) for name in names)
         assert agreed == ours, f"{names}: the library has {agreed}, this file {ours}"
         self._threaded = bool(compiled.paceline_threaded())
@@ -152,7 +153,7 @@ class Kernels:
         return fits and rows == torch.bfloat16 and weight in DTYPES and self._multiplies[rows] and self._parallel
 
     def pack(self, weight: torch.Tensor, dtype: torch.dtype | None = None, over: bool = False) -> torch.Tensor:
-        """weight [out, in] in panels, as `product` reads it: [ceil(out / PANEL), in, PANEL]; of bfloat16 in / 2 pairs, as int32.
+        """weight [out, in] in panels, as `product` reads it: [ceil(out / panel), in, panel]; of bfloat16 in / 2 pairs, as int32.
 
         dtype: of the numbers in it, by default that of the weight. over: of its transpose, and of bfloat16 only.
         """
@@ -161,15 +162,15 @@ class Kernels:
         if dtype == torch.bfloat16:
             fits = self._multiplies[dtype] and weight.dtype in DTYPES and weight.is_contiguous() and not ins % 2
             assert fits, f"{weight.dtype}, {tuple(weight.shape)} in steps of {weight.stride()}"
-            packed = torch.empty(-(-outs // PANEL), ins // 2, PANEL, dtype=torch.int32)
+            packed = torch.empty(-(-outs // self.panel), ins // 2, self.panel, dtype=torch.int32)
             half = weight.dtype == torch.bfloat16
             self._pack(weight.data_ptr(), packed.data_ptr(), *weight.shape, over, half, torch.get_num_threads())
             return packed
-        packed, full = weight.new_empty(-(-outs // PANEL), ins, PANEL), outs // PANEL
-        packed[:full] = weight[: full * PANEL].view(full, PANEL, ins).transpose(1, 2)
+        packed, full = weight.new_empty(-(-outs // self.panel), ins, self.panel), outs // self.panel
+        packed[:full] = weight[: full * self.panel].view(full, self.panel, ins).transpose(1, 2)
         if full < len(packed):
             packed[full] = 0
-            packed[full, :, : outs - full * PANEL] = weight[full * PANEL :].t()
+            packed[full, :, : outs - full * self.panel] = weight[full * self.panel :].t()
         return packed
 
     def matrix_gradient(self, grad: torch.Tensor, x: torch.Tensor, total: torch.Tensor, add: bool) -> None:
@@ -195,7 +196,8 @@ class Kernels:
         The bits of a row do not depend on how many there are.
         """
         half = x.dtype == torch.bfloat16
-        assert panels.packed.dtype == (torch.int32 if half else x.dtype), f"rows of {x.dtype}, a matrix of {panels.packed.dtype}"
+        _insist(x, x.dtype, (len(x), panels.ins))
+        _insist(panels.packed, torch.int32 if half else torch.float32, tuple(panels.packed.shape))
         out = torch.empty(x.shape[0], panels.outs, dtype=torch.float32 if wide else x.dtype)
         self._product(
             x.data_ptr(), *panels.addresses(), out.data_ptr(), x.shape[0], panels.ins, panels.outs, half, half and not wide,
@@ -282,6 +284,8 @@ class Kernels:
     def score(self, logits: torch.Tensor, ids: torch.Tensor, temperature: float, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """logits [n, vocabulary] float32, ids [n] -> of softmax(logits / temperature): log-prob of each id, and the entropy or [0]; each
         [n] float32."""
+        _insist(logits, torch.float32, tuple(logits.shape))
+        _insist(ids, torch.int64, (len(logits),))
         rows, size = logits.shape
         logp, spread = (torch.empty(n, dtype=torch.float32) for n in (rows, rows if entropy else 0))
         self._score(
@@ -294,6 +298,10 @@ class Kernels:
         self, logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, grad: torch.Tensor, temperature: float, dtype: torch.dtype
     ) -> torch.Tensor:
         """Gradient of logits [n, vocabulary], in `dtype`, given that of the log-probs [n]; logp: from `score`."""
+        _insist(logits, torch.float32, tuple(logits.shape))
+        _insist(ids, torch.int64, (len(logits),))
+        for rows in (logp, grad):
+            _insist(rows, torch.float32, (len(logits),))
         out = torch.empty(logits.shape, dtype=dtype)
         self._score_backward(
             logits.data_ptr(), ids.data_ptr(), logp.data_ptr(), grad.data_ptr(), temperature, out.data_ptr(), *logits.shape,
@@ -332,9 +340,10 @@ class Kernels:
 
 
 def _insist(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """That an address which is given away holds what it is taken for."""
+    """That an address which is given away holds what it is taken for; also where assertions are switched off."""
     found = (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous())
-    assert found == (dtype, shape, True), f"{found}, wanted {dtype} {shape} without gaps"
+    if found != (dtype, shape, True):
+        raise AssertionError(f"{found}, wanted {dtype} {shape} without gaps")
 
 
 def kernels(choice: Choice = "auto", key: str = "kernels") -> Kernels | None:

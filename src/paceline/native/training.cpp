@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "common.h"
 
@@ -180,6 +181,7 @@ template <class T> struct Head {
         long all = 0;
         for (long part : parts) all += up(part, LANES);
         memory.reset(static_cast<float*>(std::aligned_alloc(64, all * sizeof(float))));
+        if (!memory) throw std::bad_alloc();  // the end of the process, with a word
         std::memset(memory.get(), 0, all * sizeof(float));
         float* next = memory.get();
         for (int i = 0; i < 11; i++) *places[i] = next, next += up(parts[i], LANES);
