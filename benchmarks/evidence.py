@@ -120,8 +120,11 @@ def installed(package: str) -> str | None:
 
 
 def write_evidence(name: str, figures: dict[str, Any], *, load_before: list[float] | None = None, repeats: int = 1) -> Path:
-    """Write docs/evidence/NAME.json and return its path. `load_before`: `load()` as it was before the measurement."""
-    path = ROOT / "docs" / "evidence" / f"{name}.json"
+    """Write docs/evidence/NAME.json and return its path. `load_before`: `load()` as it was before the measurement.
+
+    The variable EVIDENCE_SUFFIX goes behind the name: figures of another kind of machine stand beside those that are there.
+    """
+    path = ROOT / "docs" / "evidence" / f"{name}{os.environ.get('EVIDENCE_SUFFIX', '')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "name": name,

@@ -5,7 +5,8 @@ max_tokens long. Each side is a whole run in processes of its own, in turn, REPE
 seconds are all that pass until the next one; of those, training is forward, backward, step and, in paceline, bringing the weights to the
 engine. Memory is the peak of the proportional set size, summed over all processes of a side, in runs of their own, since looking takes
 time. TRL gets the fastest of the settings in TRIED on this machine, measured first, with the allocator's variables that paceline sets for
-its workers if these help; it is timed a second time with the fastest of its own settings, without them. It has an environment of its own
+its workers if these help; it is timed a second time with the fastest of its own settings, without them. Its memory is the smaller of what
+the two take. It has an environment of its own
 (made at --venv if it is not there) with the torch and the transformers of this one. The ceiling, measured beside it, is what dense products
 and reading the weights would take at this machine's speed. A finished run is a line of RUNS/runs.jsonl and does not run again.
 Usage: python benchmarks/step_vs_trl.py [--tiny] [--venv DIR]
@@ -39,9 +40,11 @@ from paceline.runtime.process import MEMORY
 from serving import Kept, product_rate, read_bandwidth, spread
 
 TRL = ("trl==1.16.0", "gguf")
-TRIED = {"attention": ("sdpa", "eager"), "micro_batch": (8, 32)}
-"""Settings of TRL that are tried in every combination: attention implementation, completions per forward and backward. The best of them is
-tried again with the allocator's variables that paceline sets for its workers, which a user of TRL could set too."""
+KEEPS = "keeps memory"
+"""Value of the setting `allocator` with paceline's variables."""
+TRIED = {"attention": ("sdpa", "eager"), "micro_batch": (4, 8, 16, 32), "allocator": ("default", KEEPS)}
+"""Settings of TRL that are tried in every combination: attention implementation, completions per forward and backward, and the allocator's
+variables that paceline sets for its workers, which a user of TRL could set too."""
 QUESTIONS = (
     "Tell me a long story about {}.",
     "Explain in detail how {} works.",
@@ -50,11 +53,11 @@ QUESTIONS = (
 )
 TOPICS = ("the sea", "a clock", "bread", "the moon", "a library", "rain", "a train", "gardens")
 TARGETS = {"trl_seconds_over_ours": 3.0, "our_memory_over_trl": 1.3}
+OWN = "trl with its own settings"
+"""The side without the allocator's variables."""
 WARMUP = 1
 WATCHED = 2
 """Runs of each side whose memory is looked at; their seconds do not count."""
-KEEPS = "keeps memory"
-"""Value of the setting `allocator` with paceline's variables."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,8 @@ def best_settings(job: Job, run: Run) -> tuple[dict[str, Any], list[dict[str, An
         print(tried[-1], flush=True)
 
     sizes = sorted({size for size in (*TRIED["micro_batch"], job.batch) if size <= job.batch and job.batch % size == 0})
-    for attention, size in itertools.product(TRIED["attention"], sizes):
-        attempt(attention=attention, micro_batch=size, allocator="default")
-    attempt(**{**_fastest(tried), "allocator": KEEPS})
+    for attention, size, allocator in itertools.product(TRIED["attention"], sizes, TRIED["allocator"]):
+        attempt(attention=attention, micro_batch=size, allocator=allocator)
     return _fastest(tried), tried
 
 
@@ -236,9 +238,9 @@ def times(runs: Sides) -> dict[str, Any]:
 
 
 def peaks(watched: Sides) -> dict[str, Any]:
-    """Largest memory of each run, and what paceline takes of TRL's."""
+    """Largest memory of each run, and what paceline takes of the smaller of TRL's two."""
     each = {name: [run["peak_pss_bytes"] for run in sides] for name, sides in watched.items()}
-    shares = [mine / theirs for theirs, mine in zip(each["trl"], each["paceline"], strict=True)]
+    shares = [mine / min(theirs) for mine, *theirs in zip(each["paceline"], each["trl"], each[OWN], strict=True)]
     return {**{name: spread(values) for name, values in each.items()}, "paceline_over_trl": spread(shares)}
 
 
@@ -285,17 +287,15 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
     limits = ceiling(job)
     settings, tried = best_settings(job, run)
     own = _fastest([one for one in tried if one["settings"]["allocator"] != KEEPS])
-    plain: list[dict[str, Any]] = []
-    timed: Sides = {"trl": [], "paceline": []}
-    watched: Sides = {"trl": [], "paceline": []}
+    timed: Sides = {"trl": [], "paceline": [], OWN: []}
+    watched: Sides = {"trl": [], "paceline": [], OWN: []}
     for sides, turns in ((timed, repeats), (watched, min(repeats, WATCHED))):
         for repeat in range(turns):
             sides["trl"].append(run("trl", job, repeat, sides is watched, **settings))
             sides["paceline"].append(run("paceline", job, repeat, sides is watched))
-            if sides is timed:
-                plain.append(run("trl", job, repeat, **own))
+            sides[OWN].append(run("trl", job, repeat, sides is watched, **own))
             print({name: found[-1] for name, found in sides.items()}, flush=True)
-    result = {**times(timed), "peak_pss_bytes": peaks(watched)}
+    result = {**times({side: timed[side] for side in ("trl", "paceline")}), "peak_pss_bytes": peaks(watched)}
     shares = {part: limits[f"{part}_seconds"] / result[part]["paceline"]["median"] for part in ("generation", "training")}
     return {
         "job": asdict(job),
@@ -310,8 +310,8 @@ def compare(job: Job, repeats: int, venv: Path, scratch: Path) -> dict[str, Any]
         },
         "share_of_ceiling": shares,
         **result,
-        "trl_with_its_own_settings": {"settings": own, **times({"trl": plain, "paceline": timed["paceline"]})},
-        "runs": {**timed, "trl with its own settings": plain},
+        "trl_with_its_own_settings": {"settings": own, **times({"trl": timed[OWN], "paceline": timed["paceline"]})},
+        "runs": timed,
         "watched_runs": watched,
     }
 
