@@ -7,6 +7,8 @@ import torch
 from paceline.config.schema import ModelConfig
 from paceline.models.load import load
 from paceline.models.tiny import write_tiny
+from paceline.trainers.attend import block_attend
+from paceline.trainers.packing import Block
 from paceline.trainers.probing import STILL, Probing
 
 torch.set_num_threads(1)
@@ -34,13 +36,12 @@ def moved(model: torch.nn.Module, factor: float) -> None:
             tensor *= factor
 
 
-def test_rounding_is_the_mean_distance_from_float32_and_none_where_nothing_is_rounded(make: Make) -> None:
+def test_rounding_is_the_mean_distance_from_another_attention_and_none_where_nothing_is_rounded(make: Make) -> None:
     narrow, model = make("bfloat16")
     logprobs = narrow.logprobs(IDS)
+    other = block_attend([Block(len(IDS), ())], model.shape.scale, torch.device("cpu"))  # type: ignore[union-attr, arg-type]
     found = narrow.rounding(IDS, logprobs)
-    assert model.compute == torch.bfloat16, "as it was"
-    model.compute = torch.float32  # type: ignore[assignment]
-    assert found == float((narrow.logprobs(IDS) - logprobs).abs().mean())
+    assert found == float((narrow._logprobs(IDS, other) - logprobs).abs().mean())
     assert found > 0
     assert [rounding(make(dtype)[0], IDS) for dtype in ("float32", "float64")] == [0.0, 0.0]
 

@@ -99,7 +99,7 @@ class StepAttention:
         """parts: those that begin their prompts come first. kernels: compiled ones, that can read the memory."""
         self._pool, self._count = pool, len(tracks)
         begin = [part for part in parts if not part.start]
-        self._prefill: Attend = causal([part.stop for part in begin], pool.shape.scale)
+        self._prefill: Attend = causal([part.stop for part in begin], pool.shape.scale, kernels)
         places = [place for track in tracks for place in pool.rows(track.own, len(track.tokens) - 1, len(track.tokens))]
         places += [place for part in begin for place in pool.rows(part.prompt.span, 0, part.stop)]
         self._prefilled = len(places)

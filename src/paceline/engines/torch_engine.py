@@ -22,6 +22,7 @@ from paceline.engines.paged import misfit
 from paceline.engines.pages import PagePool
 from paceline.engines.scheduler import Job, Row, Scheduler, Step
 from paceline.engines.state import State, read, write
+from paceline.models.attend import compiled_for
 from paceline.models.packed import LoadedModel, PackedModel, Serving
 from paceline.models.store import fingerprint
 from paceline.native.calls import Kernels
@@ -191,7 +192,13 @@ class TorchEngine:
         logits = self._scores(self._models[place], hidden)
         scores = tiles.log_softmax(logits) if self._deterministic else logits.log_softmax(dim=-1)
         logprobs = scores.gather(1, torch.tensor(ids[1:]).to(scores.device)[:, None])[:, 0]
-        return ProbeReport(found, self._checksum(place), tuple(logprobs.tolist()), self._clock() - started)
+        checksum, seconds = self._checksum(place), self._clock() - started
+        return ProbeReport(found, checksum, tuple(logprobs.tolist()), seconds, by=self._by(self._models[place]), prefilled=prompt)
+
+    def _by(self, model: PackedModel) -> str:
+        """As `ProbeReport.by`."""
+        alike = self._kernels is not None and getattr(model, "alike", False) and compiled_for(model.compute, self._shape.head_dim)
+        return self._kernels.name if self._kernels is not None and alike else ""
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
         """Write trajectories with their KV to `location` and forget them; see `engines.state`.

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from paceline.models.attend import Layout, compiled_for
 from paceline.models.kernels import bfloat16_products
 from paceline.models.packed import Attend
 from paceline.models.rowwise import gapless
-from paceline.native.calls import DTYPES, LANES, Blocks, Kernels
+from paceline.native.calls import Kernels
 from paceline.trainers.packing import Block
 
 _TILE_ROWS = 128
@@ -107,11 +108,11 @@ def block_attend(
     written_out = _written_out(blocks, scale, device, by_library)
     if kernels is None or by_library:
         return written_out
-    layout = _Layout.of(blocks, scale)
+    layout = Layout.of([(block.prefix, *block.own) for block in blocks], scale)
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """As `Attend`."""
-        if q.dtype not in DTYPES or q.shape[2] % LANES:
+        if not compiled_for(q.dtype, q.shape[2]):
             return written_out(layer, q, k, v)
         result: torch.Tensor = _Compiled.apply(q, k, v, layout, kernels)  # type: ignore[no-untyped-call]
         return result
@@ -119,47 +120,11 @@ def block_attend(
     return attend
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Blocks as the kernels read them; their memory."""
-
-    firsts: torch.Tensor
-    starts: torch.Tensor
-    sizes: torch.Tensor
-    longest: int
-    scale: float
-
-    @staticmethod
-    def of(blocks: Sequence[Block], scale: float) -> _Layout:
-        """Of consecutive blocks. In each the prefix comes first, even of no rows."""
-        sizes = [(block.prefix, *block.own) for block in blocks]
-        ends = torch.tensor([size for block in sizes for size in block]).cumsum(0)
-        flat = torch.tensor([size for block in sizes for size in block])
-        firsts = torch.tensor([0, *(len(block) for block in sizes)]).cumsum(0)
-        return _Layout(firsts, ends - flat, flat, max(block[0] + max(block[1:], default=0) for block in sizes), scale)
-
-    def blocks(self, q: torch.Tensor, k: torch.Tensor) -> Blocks:
-        """For rows q [R, heads, d] and k [R, kv_heads, d]."""
-        rows = int(self.starts[-1] + self.sizes[-1])
-        assert len(q) == len(k) == rows, f"{len(q)} and {len(k)} rows, the blocks have {rows}"  # the kernels would read what lies behind
-        return Blocks(
-            firsts=self.firsts.data_ptr(),
-            starts=self.starts.data_ptr(),
-            sizes=self.sizes.data_ptr(),
-            blocks=len(self.firsts) - 1,
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            d=q.shape[2],
-            scale=self.scale,
-            longest=self.longest,
-        )
-
-
 class _Compiled(torch.autograd.Function):
     """Attention by compiled kernels. Everything is added up in float32, and a head's numbers lie without gaps."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: _Layout, kernels: Kernels) -> torch.Tensor:
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, kernels: Kernels) -> torch.Tensor:
         """q [R, heads, d], k and v [R, kv_heads, d] -> [R, heads, d]."""
         q, k, v = gapless(q), gapless(k), gapless(v)
         ctx.save_for_backward(q, k, v)

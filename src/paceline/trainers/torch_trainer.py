@@ -165,8 +165,8 @@ class TorchTrainer:
         return self._published
 
     def probe(self, ids: Sequence[int]) -> ProbeReport:
-        """Log-probs of ids[1:] at temperature 1 under the version last published (or the starting weights), in serving dtype, and how far
-        they are from the same in float32.
+        """Log-probs of ids[1:] at temperature 1 under the version last published (or the starting weights), in serving dtype, and how
+        much of them is rounding (`Probing.rounding`).
 
         Ask before the next update: TrainerError once the weights have moved on, for those of the version exist only on disk.
         """
@@ -180,7 +180,7 @@ class TorchTrainer:
         rounding = self._probing.rounding(ids, logprobs)
         served = ((name, weight.to(self._serving)) for name, weight in self._weights.items())
         checksum = self._published.fingerprint if self._published else fingerprint(served)
-        return ProbeReport(version, checksum, tuple(logprobs.tolist()), perf_counter() - started, rounding)
+        return ProbeReport(version, checksum, tuple(logprobs.tolist()), perf_counter() - started, rounding, self._probing.by)
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory (config, tokenizer, safetensors in serving dtype) that AutoModelForCausalLM loads."""

@@ -33,7 +33,11 @@ class ProbeReport:
     """Log-prob of each fixed probe token given those before it, temperature 1, float32, [n - 1]."""
     seconds: float = 0.0
     rounding: float = 0.0
-    """Mean absolute difference of `logprobs` from those of wider arithmetic, nats; 0 where the compute dtype is wide, and from engines."""
+    """Mean absolute difference of `logprobs` from those of another order of sums, nats; 0 where the dtype is wide, and from engines."""
+    by: str = ""
+    """What computed the prompt: names kernels that give the same bits wherever they run; empty where bits depend on more."""
+    prefilled: int = 0
+    """Log-probs at the front that come of the prompt, where an engine decodes the others."""
 
 
 @dataclass(frozen=True, slots=True)
