@@ -79,7 +79,7 @@ template <bool BELOW> void tile_step(const Half* x, long x_step, const Half* pan
 
 // What does not fill a step: the last inputs of some rows and of a panel, with zeros behind them.
 struct Remainder {
-    alignas(64) Half rows[2 * TALL * DEEP] = {}, panel[DEEP * WIDE] = {};
+    alignas(64) Half rows[2 * TALL * DEEP], panel[DEEP * WIDE];
 };
 
 // Rows of x, at most 2 * TALL, times a panel -> sums [rows, WIDE].
@@ -109,7 +109,10 @@ void tile_sums(const Half* x, long x_step, const Half* panel, long in, const Rem
 template <class Finish> void tile_product(Tiles& tiles, const Half* x, const Half* panel, long rows, long in, Ahead& ahead, Finish finish) {
     const long whole = in / DEEP * DEEP;
     Remainder left;
-    std::memcpy(left.panel, panel + whole * WIDE, (in - whole) * WIDE * sizeof(Half));
+    if (whole < in) {
+        std::memset(&left, 0, sizeof left);
+        std::memcpy(left.panel, panel + whole * WIDE, (in - whole) * WIDE * sizeof(Half));
+    }
     for (long row = 0; row < rows; row += 2 * TALL) {
         const long some = rows - row < 2 * TALL ? rows - row : 2 * TALL;
         const Half* here = x + row * in;
