@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -53,7 +54,7 @@ def whole(path: Path, *, synced: bool = True, over: Path | None = None) -> Itera
         try:
             if over is not None:
                 with suppress(FileNotFoundError):
-                    os.replace(over, aside)
+                    _take(over, aside)
             yield aside
             if synced:
                 sync(aside)
@@ -62,6 +63,15 @@ def whole(path: Path, *, synced: bool = True, over: Path | None = None) -> Itera
             aside.unlink(missing_ok=True)
         if synced:
             sync(path.parent)
+
+
+def _take(over: Path, aside: Path) -> None:
+    """Move a file that will be written over; one that has other names, or is a link to another, is given up instead."""
+    found = over.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        over.unlink()
+        return
+    os.replace(over, aside)
 
 
 def spare(path: Path) -> Path:

@@ -83,6 +83,18 @@ def test_a_file_written_over_another_holds_its_own_bytes_only(tmp_path, size):
     assert write_tensors(tensors.items(), tmp_path / "again", torch.bfloat16, over=old) == fresh, "there is none any more"
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_file_that_has_another_name_is_not_written_over(tmp_path, link):
+    kept, old = tmp_path / "backup", tmp_path / "old"
+    kept.write_bytes(b"\xff" * 100)
+    link(kept, old)
+    write_tensors([("a", torch.ones(30))], tmp_path / "new", torch.float32, over=old)
+    assert kept.read_bytes() == b"\xff" * 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "new"]
+    assert not (tmp_path / "new").is_symlink()
+    assert torch.equal(dict(read(tmp_path / "new"))["a"], torch.ones(30))
+
+
 def test_files_larger_than_one_call_takes_are_written_and_read_in_several(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "_BYTES", 100)
     monkeypatch.setattr(store, "_BUFFERS", 3)
@@ -133,6 +145,15 @@ def test_shards_are_read_like_one_file(tmp_path):
     assert (tmp_path / "s" / "model.safetensors.index.json").is_file()
     shards = dict(read(tmp_path / "s"))
     assert fingerprint(shards.items()) == fingerprint(whole.items())
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": []}}', "\ud800"]
+)
+def test_a_damaged_index_of_shards_is_a_model_error_with_its_name(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json: damaged or unreadable index of shards"):
+        list(read(tmp_path))
 
 
 def test_a_directory_without_weights_is_a_model_error_with_its_path(tmp_path):

@@ -166,6 +166,22 @@ def test_a_compiler_that_hangs_or_cannot_be_run_is_no_reason_to_stop(tmp_path, m
     assert calls.kernels("auto") is None
 
 
+@pytest.mark.parametrize("named", ['g++ "', "'"])
+def test_a_compiler_that_is_no_command_is_none(monkeypatch, named):
+    monkeypatch.setenv("CXX", named)
+    assert machine.compiler() is None
+    assert calls.kernels("auto") is None
+    with pytest.raises(ConfigError, match=r"kernels = 'native': no C\+\+ compiler"):
+        calls.kernels("native")
+
+
+def test_an_empty_name_of_a_compiler_is_none_named(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    usual = machine.compiler()
+    monkeypatch.setenv("CXX", " ")
+    assert machine.compiler() == usual
+
+
 def test_torch_is_asked_for_by_name(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert calls.kernels("torch") is None

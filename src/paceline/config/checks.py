@@ -10,6 +10,7 @@ from paceline.config import section_rules as own
 from paceline.config.emulated import EmulatedConfig
 from paceline.config.faults import Fault, refuse, show
 from paceline.config.keys import value_at
+from paceline.config.machine_rules import MACHINE
 from paceline.config.rules import Rule, changed, only
 from paceline.config.schedule_rules import SCHEDULE
 from paceline.config.schema import (
@@ -241,37 +242,7 @@ WHOLE: list[Rule[Config]] = [
         lambda c: c.trainer.warmup_updates >= c.run.updates and not _emulated(c),
         "warn",
     ),
-    Rule(
-        "slim_decoder_only",
-        ("model.implementation", "trainer.checkpoint_activations", "trainer.compile"),
-        "both are of the slim decoder; the model's own class runs as it is",
-        lambda c: c.model.implementation == "transformers" and (c.trainer.checkpoint_activations or c.trainer.compile),
-    ),
-    Rule(
-        "native_training",
-        ("trainer.kernels", "model.dtype", "pool.trainer_device"),
-        "compiled kernels compute bfloat16 and float32 on the cpu; auto takes them where they can",
-        lambda c: c.trainer.kernels == "native" and (c.model.dtype == "float64" or c.pool.trainer_device != "cpu"),
-    ),
-    Rule(
-        "deterministic_kernels",
-        ("run.deterministic", "trainer.compile"),
-        "bits would depend on the C++ compiler of the machine, by which a resume cannot tell whether it computes alike",
-        lambda c: c.run.deterministic and c.trainer.compile,
-    ),
-    *only("pool.rollout_devices pool.trainer_device", lambda c: not _emulated(c), "the engine emulated and its trainer compute nothing"),
-    Rule(
-        "devices_for_instances",
-        ("pool.rollout_devices", "rollout.instances"),
-        "name one device at least, and no more of them than there are instances to share them out among",
-        lambda c: not 1 <= len(c.pool.rollout_devices) <= c.rollout.instances,
-    ),
-    Rule(
-        "deterministic_on_cpus",
-        ("run.deterministic", "pool.rollout_devices", "pool.trainer_device"),
-        "kernels of other devices add up in an order of their own at every call; it holds on the cpu",
-        lambda c: c.run.deterministic and {*c.pool.rollout_devices, c.pool.trainer_device} != {"cpu"},
-    ),
+    *MACHINE,
     Rule(
         "micro_batch_holds_a_sequence",
         ("trainer.micro_batch_tokens", "rollout.max_prompt_tokens", "rollout.max_tokens"),

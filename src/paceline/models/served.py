@@ -123,11 +123,13 @@ class ServedDecoder:
     def _check(self) -> None:
         """Kernels get addresses: what lies there must be what they take it for."""
         for name, tensor in self._decoder.named_parameters():
-            fits = tensor.device.type == "cpu" and tensor.dtype == self.compute and self.compute in DTYPES and tensor.is_contiguous()
-            if not fits or tensor.is_inference() or tensor.requires_grad:
+            fits = tensor.device.type == "cpu" and tensor.dtype == self.compute and self.compute in DTYPES
+            how = {"with gaps": not tensor.is_contiguous(), "of inference mode": tensor.is_inference(), "that trains": tensor.requires_grad}
+            if not fits or any(how.values()):
                 raise ModelError(
-                    f"{name}: compiled kernels read frozen weights of a CPU in the dtype that is computed in, bfloat16 or float32; "
-                    f"this is {tensor.dtype} on {tensor.device}, computed in {self.compute}"
+                    f"{name}: compiled kernels read frozen weights of a CPU, without gaps, in the dtype that is computed in, bfloat16 or "
+                    f"float32; this is {tensor.dtype} on {tensor.device}{''.join(f', {what}' for what, so in how.items() if so)}, "
+                    f"computed in {self.compute}"
                 )
 
     def _read(self) -> list[LayerWeights] | list[_Parts]:

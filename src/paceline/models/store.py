@@ -124,10 +124,22 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if (path / _INDEX).is_file():
-        return sorted({path / name for name in json.loads((path / _INDEX).read_text())["weight_map"].values()})
+        return sorted(path / name for name in _shards(path / _INDEX))
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     raise ModelError(f"{path}: no such safetensors file, and no directory with model.safetensors or {_INDEX}")
+
+
+def _shards(index: Path) -> set[str]:
+    """Names of files in an index."""
+    try:
+        names = {*json.loads(index.read_text())["weight_map"].values()}
+        if all(isinstance(name, str) for name in names):
+            return names
+        why = "weight_map names no files"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = repr(error)
+    raise ModelError(f"{index}: damaged or unreadable index of shards ({why})")
 
 
 @contextmanager

@@ -20,8 +20,12 @@ _PROCESSOR = Path("/proc/cpuinfo")
 
 
 def compiler() -> list[str] | None:
-    """The C++ compiler as the beginning of a command: $CXX, or the first one on the path."""
-    wanted = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [["g++"], ["clang++"], ["c++"]]
+    """The C++ compiler as the beginning of a command: $CXX, or the first one on the path. None, too, where $CXX is no command."""
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:  # a quotation without its end
+        return None
+    wanted = [named] if named else [["g++"], ["clang++"], ["c++"]]
     return next(([found, *arguments] for name, *arguments in wanted if (found := shutil.which(name))), None)
 
 
