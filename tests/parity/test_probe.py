@@ -24,17 +24,21 @@ STALE = "model.layers.1.mlp.down_proj.weight"
 class Pair:
     """A trainer and an engine on the tiny model in bfloat16; the engine may keep one old matrix whatever it is sent."""
 
-    def __init__(self, root: Path, stale: bool, choice: Choice, **model: Any) -> None:
+    def __init__(
+        self, root: Path, stale: bool, choice: Choice, deterministic: bool = False, trainer: TrainerConfig | None = None, **model: Any
+    ) -> None:
         config = ModelConfig(path=str(write_tiny(root / "model", width=64, **model)), dtype="bfloat16")
         trained, served = load(config, train=True), load(config)
         self.root, self.stale, self.version = root, stale, -1
         self.master = dict(trained.model.named_parameters())
         self.served = dict(served.model.named_parameters())
         self.trainer = TorchTrainer(
-            trained, algorithm=AlgorithmConfig(), trainer=TrainerConfig(), rollout=RolloutConfig(), model=config, total_updates=1,
-            kernels=kernels(choice),
+            trained, algorithm=AlgorithmConfig(), trainer=trainer or TrainerConfig(), rollout=RolloutConfig(), model=config,
+            total_updates=1, kernels=kernels(choice),
         )  # fmt: skip
-        self.engine = TorchEngine(served, instance="e0", slots=1, kv_tokens=512, decode=str, clock=lambda: 0.0, kernels=kernels(choice))
+        self.engine = TorchEngine(
+            served, instance="e0", slots=1, kv_tokens=512, decode=str, clock=lambda: 0.0, kernels=kernels(choice), deterministic=deterministic
+        )  # fmt: skip
         self.before: Probes | None = None
         self.generator = torch.Generator().manual_seed(1)
 
@@ -110,6 +114,23 @@ def test_by_the_same_kernels_a_stale_matrix_among_fresh_ones_is_found_at_once(tm
     else:
         gaps = np.abs(np.asarray(trainer.logprobs) - np.asarray(engine.logprobs))
         assert gaps[: engine.prefilled].max() < 1e-5, "the same bits, but for the softmax"
+
+
+@needs_products
+def test_a_trainer_whose_body_is_compiled_by_torch_does_not_pass_for_one_with_the_same_kernels(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, False, "native", trainer=TrainerConfig(compile=True))
+    assert pair.publish().fits
+    assert pair.before is not None
+    assert (pair.before.trainer.by, pair.before.engine.by) == ("", native.name)
+
+
+@pytest.mark.parametrize("layers", [2, 12])
+def test_a_deterministic_engine_is_near_the_trainer_though_it_attends_in_its_own_way(tmp_path: Path, choice: Choice, layers: int) -> None:
+    pair = Pair(tmp_path, False, choice, deterministic=True, layers=layers)
+    for _ in range(3):
+        found = pair.publish()
+        assert found.fits, found
+        pair.change(1e-3)
 
 
 @pytest.mark.parametrize("louder", [1.0, 4.0])

@@ -196,9 +196,10 @@ class TorchEngine:
         return ProbeReport(found, checksum, tuple(logprobs.tolist()), seconds, by=self._by(self._models[place]), prefilled=prompt)
 
     def _by(self, model: PackedModel) -> str:
-        """As `ProbeReport.by`."""
-        alike = self._kernels is not None and getattr(model, "alike", False) and compiled_for(model.compute, self._shape.head_dim)
-        return self._kernels.name if self._kernels is not None and alike else ""
+        """As `ProbeReport.by`; none in deterministic mode, where the rows of a prompt attend through pages, unlike the trainer's."""
+        if self._kernels is None or self._deterministic or not getattr(model, "alike", False):
+            return ""
+        return self._kernels.name if compiled_for(model.compute, self._shape.head_dim) else ""
 
     def hand_over(self, trajectories: Sequence[tuple[int, int]], location: str) -> tuple[tuple[int, int], ...]:
         """Write trajectories with their KV to `location` and forget them; see `engines.state`.

@@ -180,7 +180,8 @@ class TorchTrainer:
         rounding = self._probing.rounding(ids, logprobs)
         served = ((name, weight.to(self._serving)) for name, weight in self._weights.items())
         checksum = self._published.fingerprint if self._published else fingerprint(served)
-        return ProbeReport(version, checksum, tuple(logprobs.tolist()), perf_counter() - started, rounding, self._probing.by)
+        by = "" if self._trainer.compile else self._probing.by  # what torch.compile makes multiplies in its own order
+        return ProbeReport(version, checksum, tuple(logprobs.tolist()), perf_counter() - started, rounding, by)
 
     def export(self, directory: str) -> None:
         """Write a Hugging Face directory (config, tokenizer, safetensors in serving dtype) that AutoModelForCausalLM loads."""
