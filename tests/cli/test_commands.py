@@ -473,6 +473,17 @@ def test_an_audit_says_what_does_not_hold(jobs: FakeJobs, tmp_path: Path, violat
     assert "10 events and 9 commands" in done.stdout
 
 
+def test_an_audit_of_nothing_does_not_say_that_every_rule_holds(jobs: FakeJobs, tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").touch()
+    jobs.report = AuditReport(0, 0, 0, ())
+    done = call("audit", str(tmp_path))
+    assert (done.exit_code, "every rule holds" in done.stdout, "nothing was checked: nothing is recorded yet" in done.stdout) == (
+        0,
+        False,
+        True,
+    )
+
+
 def test_the_error_of_a_run_that_had_begun_says_how_it_goes_on(jobs: FakeJobs, tmp_path: Path) -> None:
     jobs.error = TrainerError("groups 1, 2")
     assert "--resume" not in call("train", QUICKSTART, f"run.dir={tmp_path}").stderr

@@ -107,7 +107,7 @@ def test_rows_whose_gold_no_verifier_can_read_are_left_out_and_counted_when_aske
     kept = [prompt.gold for prompt in rows["prompts"]]
     assert kept == (["4", r"\foo", "5"] if kind == "exact" else ["4", "5"])
     assert (rows["counts"]["read"], rows["counts"]["bad"], rows["counts"]["kept"]) == (4, 4 - len(kept), len(kept))
-    assert rows["skipped"][0].startswith(f"row 1, reward {kind}: gold ' ' ")
+    assert rows["skipped"][0].startswith(f"golds.jsonl line 2, reward {kind}: gold ' ' ")
 
 
 # --- what a resume says about other data (case R08)
@@ -144,6 +144,17 @@ def test_a_resume_with_changed_contents_under_the_same_name_says_so(tmp_path: Pa
     with pytest.raises(CheckpointError, match="contents of task a: ") as refused:
         check_identity(before, identity_of(c, task_of(c), {}), tmp_path)
     assert "rows of task" not in str(refused.value)
+
+
+def test_a_resume_with_other_problems_held_out_names_the_settings_that_chose_them(tmp_path: Path) -> None:
+    words = numbered(tmp_path / "a.jsonl", 100)
+    judged = ["eval.task.kind=file", f"eval.task.path={tmp_path}/a.jsonl", "eval.task.gold_column=answer", "eval.task.template=plain"]
+    said = refusal(load(None, [*words, *judged, "eval.problems=10"]), load(None, [*words, *judged, "eval.problems=20"]), tmp_path)
+    assert 'rows of task a: "90 of 100" -> "80 of 100"' in said
+    assert "eval.problems: 10 -> 20" in said
+    judged.append("eval.problems=10")
+    said = refusal(load(None, [*words, *judged]), load(None, [*words, *judged, "eval.task.limit=7"]), tmp_path)
+    assert "eval.task.a.limit: null -> 7" in said
 
 
 def test_a_resume_with_another_setting_names_the_setting(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_no_quote_holds_a_path_of_the_machine_that_made_it_or_a_traceback() -> N
     ("name", "step", "words"),
     [
         ("hang", 0, ("trainer: waits for rewards", "rewards: group ", "group 3", "due in", "reward.timeout_s", "process")),
-        ("hang", 1, ("rewards solved gave no answer on group 3 (row 3 of rows: 'What is 10 + 3?'), samples 0-3", "within 30 s", "reward.timeout_s")),
+        ("hang", 1, ("rewards solved gave no answer on group 3 (row 3 of rows [rows.jsonl line 4]: 'What is 10 + 3?'), samples 0-3", "within 30 s", "reward.timeout_s")),
         ("hang", 2, ("could not be judged", "row 3 of rows", "--resume", "this needs you")),
-        ("raise", 0, ("reward solved raised ValueError on row 3 of rows (group 3, samples 0-3)", "status 502", "reward.py line")),
+        ("raise", 0, ("reward solved raised ValueError on row 3 of rows [rows.jsonl line 4] (group 3, samples 0-3)", "status 502", "reward.py line")),
         ("raise", 1, ("row 3 of rows", "--resume", "this needs you")),
         ("crash", 0, ("row 3 of rows", "signal SIGSEGV", "group 3")),
         ("crash", 1, ("signal SIGSEGV", "--resume", "this needs you")),

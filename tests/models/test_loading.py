@@ -93,6 +93,14 @@ def test_the_tiny_tokenizer_round_trips_text_and_renders_chats(tmp_path, family)
     assert tokenizer.decode([2, *tokenizer.encode("hello"), 4], skip_special_tokens=True) == "hello"
 
 
+def test_a_directory_without_a_tokenizer_is_named_with_the_files_that_it_lacks(tmp_path):
+    directory = write_tiny(tmp_path / "m")
+    for file in directory.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"m: holds no tokenizer \(tokenizer\*, .*\); copy the files of the model's tokenizer there"):
+        load_tokenizer(directory)
+
+
 def test_a_tiny_model_is_a_function_of_its_arguments(tmp_path):
     first, again, other = (write_tiny(tmp_path / name, seed=seed) for name, seed in (("a", 5), ("b", 5), ("c", 6)))
     assert (first / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()

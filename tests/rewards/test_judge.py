@@ -167,12 +167,22 @@ def test_bad_golds_are_found_before_anything_is_generated() -> None:
 
 
 def test_a_long_list_of_bad_golds_is_cut_and_counted() -> None:
-    with pytest.raises(RewardError, match=r"15 rows cannot be judged(?s:.*)\.\.\. and 5 more$"):
+    with pytest.raises(
+        RewardError, match=r"15 rows cannot be judged(?s:.*)\.\.\. and 5 more\n.*'skip' leaves rows out whose gold has no reading$"
+    ):
         check(MemoryTask([("q", f"x{i}") for i in "abcdefghijklmno"]))
 
 
+def test_a_row_that_a_function_cannot_use_is_not_said_to_be_left_out_by_a_setting(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def needs(completions, difficulty): return [1.0 for _ in completions]")
+    judge = load_judge([RewardConfig(kind="function", function=f"{tmp_path}/mine.py:needs")])
+    with pytest.raises(RewardError, match="requires difficulty") as refused:
+        judge.check([MemoryTask([("1+1", "2")]).prompt(0)])
+    assert "bad_rows" not in str(refused.value)
+
+
 def test_what_is_wrong_with_many_rows_alike_is_said_once_with_the_rows() -> None:
-    rows = r"rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 5 more of memory, reward numeric: gold 'x'.*\nrows 15, 17 of memory, .*gold 'y'[^\n]*$"
+    rows = r"row 0 of memory and rows 1, 2, 3, 4, 5, 6, 7, 8, 9 and 5 more, reward numeric: gold 'x'.*\nrow 15 of memory and row 17, .*gold 'y'[^\n]*\nmend the rows or the reward; .*$"
     with pytest.raises(RewardError, match=f"^17 rows cannot be judged:\n{rows}"):
         check(MemoryTask([*[("q", "x")] * 15, ("q", "y"), ("q", "4"), ("q", "y")]))
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,9 @@ from paceline.ports.pool import WorkerBody
 from paceline.runtime.bodies import RolloutBody, TrainerBody
 from paceline.types.errors import EngineError, RewardError
 from paceline.types.records import Prompt, Request, Score, ScoredGroup, Trajectory
+
+STAYING_S = 0.001
+"""Seconds that a tick sleeps while a trajectory stays: the thread that writes the ledger, for which it stays, gets the interpreter."""
 
 
 class Once:
@@ -65,9 +69,11 @@ class Rollout(RolloutBody):
 
     def tick(self) -> Any:
         self.ticks += 1
-        for job in self.engine._running if self.stays is not None else ():
-            if self.stays is not None and self.stays(job.request, job.version):
-                job.length = len(job.ids) + 4
+        staying = [job for job in self.engine._running if self.stays is not None and self.stays(job.request, job.version)]
+        for job in staying:
+            job.length = len(job.ids) + 4
+        if staying:
+            time.sleep(STAYING_S)
         return None if self.stuck else () if self.ticks % self.slow else super().tick()
 
 

@@ -118,7 +118,7 @@ class Run:
     async def go(self) -> Stop:
         """Run to the end; raises what ended it."""
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):  # a hang ends; a slow disk may take its time
                 return await self._live()
         finally:
             self.rundir.close()

@@ -56,6 +56,13 @@ def test_a_lock_that_is_given_back_in_a_moment_is_waited_for(tmp_path: Path) -> 
         leaving.join()
 
 
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_directory_that_cannot_be_made_is_a_fault_of_the_key_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=rf"run.dir = {tmp_path}/{name}: cannot be made: "):
+        opened(tmp_path / name)
+
+
 def test_a_directory_with_a_run_is_refused_without_resume_and_an_empty_one_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to resume"):
         opened(tmp_path / "empty", resume=True)

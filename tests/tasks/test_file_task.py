@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -173,6 +176,12 @@ def test_a_limit_stops_after_that_many_usable_rows(tmp_path: Path) -> None:
     assert questions(load(config, ByteTokenizer(), seed=0, max_prompt_tokens=100)) == ["a", "b"]
 
 
+def test_a_prompt_says_where_its_row_stands_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1"}\n\n{"prompt": "b", "answer": "2"}\n')
+    assert [prompt.place for prompt in read(path).every_row()] == ["row 0 of sums [sums.jsonl line 1]", "row 1 of sums [sums.jsonl line 3]"]
+
+
 def test_every_row_that_was_read_is_kept_or_counted(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"prompt": ""}, *({"prompt": "x" * n, "answer": "1"} for n in (1, 2, 30, 40, 3)))
     counts = read(path, bad_rows="skip", over_limit="filter", limit=10).counts
@@ -183,7 +192,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path / "none.jsonl")
     for name, content, message in (
-        ("a.csv", "x", "expected a file ending"),
+        ("a.csv", "x", "expected a file ending .* make one of it: python -c .*csv.DictReader.* < a.csv > a.jsonl$"),
+        ("a.json", "[]", "expected a file ending .* make one of it: python -c .*json.load.* < a.json > a.jsonl$"),
+        ("a.xlsx", "x", "or a saved dataset$"),
         ("a.parquet", "x", "not a readable Parquet file"),
         ("a.jsonl", "", "columns present: none"),
         ("a.jsonl", '[{"prompt": "a", "answer": "1"}]\n', r"a.jsonl: no line of it is a JSON object: a.jsonl line 1: list instead of"),
@@ -193,6 +204,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises((DataError, ConfigError), match=message):
             read(path)
+
+
+@pytest.mark.parametrize(("name", "content"), [("it's.csv", "prompt,answer\na,007\n"), ("a b.json", '[{"prompt": "a", "answer": "007"}]')])
+def test_the_command_that_makes_a_readable_file_of_another_makes_one(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        read(path)
+    command = str(refused.value).partition("make one of it: ")[2].replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert read(path.with_suffix(".jsonl")).prompt(0).gold == "007"
 
 
 def test_parquet_written_by_newer_libraries_is_read_through_its_columns_alone(tmp_path: Path) -> None:

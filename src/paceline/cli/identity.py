@@ -13,7 +13,7 @@ from paceline.config.changes import changes
 from paceline.config.checks import task_name, training_tasks
 from paceline.config.schema import Config
 from paceline.runtime.lives import Start
-from paceline.runtime.rundir import EXPLAINS, FOLLOWS, RunDir, mended
+from paceline.runtime.rundir import FOLLOWS, RunDir, mended
 from paceline.tasks.changes import changed_rows
 from paceline.tasks.mixture import Mixture
 from paceline.tasks.task import RowTask
@@ -58,13 +58,17 @@ def identity_of(config: Config, task: RowTask | Mixture, contents: Mapping[str, 
 
 
 def _task_identity(config: Config, task: RowTask | Mixture) -> dict[str, Any]:
-    """Rows and contents of every task, and the whole with its order and template. The settings of `rundir.EXPLAINS` say what changed."""
+    """Rows and contents of every task, and the whole with its order and template. The settings, see `rundir.EXPLAINS`, say what changed:
+    those of the evaluation too, whose problems are held out of the rows."""
     parts = parts_of(config, task)
+    held_out = [config.eval.task] if config.eval.task and config.eval.hold_out else []
+    settings = [("task", one) for one in training_tasks(config)] + [("eval.task", one) for one in held_out]
     return {
         FOLLOWS: task.fingerprint(),
         **{f"rows of task {name}": f"{len(part)} of {part.counts['read']}" for name, part in parts.items()},
         **{f"contents of task {name}": part.contents() for name, part in parts.items()},
-        **{f"{EXPLAINS}{task_name(t)}.{key}": value for t in training_tasks(config) for key, value in t.model_dump().items()},
+        **{f"{section}.{task_name(one)}.{key}": value for section, one in settings for key, value in one.model_dump().items()},
+        **{f"eval.{key}": getattr(config.eval, key) for key in ("hold_out", "problems")},
     }
 
 

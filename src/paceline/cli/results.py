@@ -74,7 +74,7 @@ def tell_evaluation(result: EvalResult, out: Console) -> None:
 def tell_audit(report: AuditReport, out: Console) -> int:
     """Say what was checked and what does not hold; returns the exit code."""
     lines = [f"{report.events} events and {report.commands} commands in {report.lineages} lineage(s)", *report.notes]
-    lines += report.violations or ("every rule holds",)
+    lines += report.violations or ("every rule holds" if report.events else "nothing was checked: nothing is recorded yet",)
     for line in lines:
         plain(out, line)
     return FAILED if report.violations else DONE

@@ -26,6 +26,8 @@ _ANY_CLASS = "paceline.models.hf"
 """Imported for the models that need it alone: it brings the model code of transformers along, which takes longer than all else."""
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 """Files of a hub repository that a model directory needs."""
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+"""Names that files of a tokenizer have."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 """Tokens with which chat templates close the assistant's turn."""
 
@@ -85,6 +87,8 @@ def _try(device: str) -> None:
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face directory; ModelError when there is none."""
+    if not any(path for pattern in _TOKENIZERS for path in directory.glob(pattern)):
+        raise ModelError(f"{directory}: holds no tokenizer ({', '.join(_TOKENIZERS)}); copy the files of the model's tokenizer there")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError) as error:

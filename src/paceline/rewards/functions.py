@@ -285,8 +285,8 @@ async def _together(outcomes: Sequence[Any]) -> list[Any]:
 
 def _describe(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> str:
     """`row 7 of gsm8k (group 3, samples 0-7)`: enough to find it again."""
-    rows = sorted({(prompt.task, prompt.row) for prompt in prompts})
-    where = ", ".join(f"row {row} of {task or 'the task'}" for task, row in rows[:3]) + (", ..." if len(rows) > 3 else "")
+    rows = list(dict.fromkeys(prompt.place for prompt in sorted(prompts, key=lambda prompt: (prompt.task, prompt.row))))
+    where = ", ".join(rows[:3]) + (", ..." if len(rows) > 3 else "")
     samples = sorted(trajectory.sample for trajectory in trajectories)
     if not samples:
         return where

@@ -93,16 +93,19 @@ class Judge:
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Raise RewardError for rows that have `problems`: each problem once, with its rows, at most 10 of both."""
-        rows, bad = list(prompts), 0
-        places: dict[tuple[str, str], list[int]] = {}
+        rows, bad, unread = list(prompts), 0, False
+        ours = tuple(f"reward {part.reward.name}: " for part in self.parts if isinstance(part.reward, VerifierReward | MathReward))
+        places: dict[tuple[str, str], list[Prompt]] = {}
         for prompt, problems in zip(rows, self.problems(rows), strict=True):
             bad += bool(problems)
             for problem in problems:
-                places.setdefault((prompt.task or "the task", problem), []).append(prompt.row)
+                places.setdefault((prompt.task, problem), []).append(prompt)
+                unread |= problem.startswith(ours)
         if bad:
-            lines = [f"{_rows(numbers)} of {task}, {problem}" for (task, problem), numbers in list(places.items())[:_SHOWN]]
+            lines = [f"{_rows(found)}, {problem}" for (_, problem), found in list(places.items())[:_SHOWN]]
             more = f"\n... and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-            raise RewardError(f"{bad} row{'s' * (bad != 1)} cannot be judged:\n" + "\n".join(lines) + more)
+            way = "\nmend the rows or the reward" + "; task.bad_rows = 'skip' leaves rows out whose gold has no reading" * unread
+            raise RewardError(f"{bad} row{'s' * (bad != 1)} cannot be judged:\n" + "\n".join(lines) + more + way)
 
     def prepare(self) -> None:
         """Start what rewards need before their first group, so that it counts against no deadline."""
@@ -128,14 +131,16 @@ class Judge:
         counted = [(part.weight, parts[part.reward.name][i]) for part in self.parts if part.outcome or kind == "reward"]
         given = [(weight, value) for weight, value in counted if value is not None]
         if not given:
-            where = f"row {prompt.row} of {prompt.task or 'the task'} (group {trajectory.group}, sample {trajectory.sample})"
-            raise RewardError(f"no {kind} function applies to {where}: all gave None")
+            which = f"(group {trajectory.group}, sample {trajectory.sample})"
+            raise RewardError(f"no {kind} function applies to {prompt.place} {which}: all gave None")
         return given
 
 
-def _rows(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    return f"row{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
+def _rows(prompts: Sequence[Prompt]) -> str:
+    """The rows of one task: the first by its whole name."""
+    others = ", ".join(str(prompt.row) for prompt in prompts[1:_SHOWN])
+    more = f" and {len(prompts) - _SHOWN} more" if len(prompts) > _SHOWN else ""
+    return prompts[0].place + (f" and row{'s' * (len(prompts) > 2)} {others}{more}" if others else "")
 
 
 def _weighted(given: Sequence[tuple[float, float]]) -> float:

@@ -38,7 +38,7 @@ class VerifierReward:
         try:
             return self.verifier.score(prompt.gold, trajectory.text)
         except RewardError as error:
-            raise RewardError(f"reward {self.name} on row {prompt.row} of {prompt.task or 'the task'}: {error}") from error
+            raise RewardError(f"reward {self.name} on {prompt.place}: {error}") from error
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class MathReward:
         try:
             return self.verifier.scores(pairs)
         except RewardError as error:
-            rows = ", ".join(f"row {row} of {task or 'the task'}" for task, row in sorted({(p.task, p.row) for p in prompts}))
+            rows = ", ".join(dict.fromkeys(p.place for p in sorted(prompts, key=lambda p: (p.task, p.row))))
             raise RewardError(f"reward {self.name} on {rows}: {error}") from error
 
     def close(self) -> None:
@@ -105,11 +105,11 @@ class TaskReward:
             self._blame(prompt, error)
             return Score(0.0, f"scorer raised {type(error).__name__}", parsed=False, extracted=answer)
         if not math.isfinite(value):
-            raise RewardError(f"reward {self.name} gave {value} on row {prompt.row} of {prompt.task}: rewards are finite")
+            raise RewardError(f"reward {self.name} gave {value} on {prompt.place}: rewards are finite")
         return Score(value, "" if value > 0 else "wrong", parsed=True, extracted=answer)
 
     def _blame(self, prompt: Prompt, error: Exception) -> None:
-        broken = f"reward {self.name}: the scorer raised {type(error).__name__} on row {prompt.row} of {prompt.task}: {error}"
+        broken = f"reward {self.name}: the scorer raised {type(error).__name__} on {prompt.place}: {error}"
         if prompt.gold is None:
             raise RewardError(broken) from error
         try:

@@ -90,7 +90,7 @@ class RewardFleet:
     def _unanswered(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> str:
         """Who owes what, so that it is found again: group, samples, row and how its question begins."""
         samples, question = [trajectory.sample for trajectory in trajectories], " ".join(prompt.text.split())
-        row = f"row {prompt.row} of {prompt.task or 'the task'}: {question[:QUOTED]!r}"
+        row = f"{prompt.place}: {question[:QUOTED]!r}"
         which = f"group {trajectories[0].group} ({row}), samples {min(samples)}-{max(samples)}"
         return f"rewards {self._names} gave no answer on {which}"
 

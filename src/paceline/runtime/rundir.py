@@ -24,7 +24,7 @@ ASIDE = re.compile(r"\..+\.\d+\.tmp")
 """What `durable.whole` and the export of a model write to before it gets its name; the number is a process id."""
 ORIGIN = "paceline.json"
 """File of an exported model that says where its weights come from."""
-EXPLAINS = "task."
+EXPLAINS = ("task.", "eval.")
 """Parts of an identity whose names begin so never refuse a resume; they are shown where another part does."""
 MENDED = "contents of reward."
 """Parts whose names begin so never refuse a resume either: who mends a reward that raised goes on with it. `mended` names them."""
@@ -97,8 +97,11 @@ class RunDir:
         """
         if resume and not self.ledger.exists():
             raise ConfigError(f"run.dir = {self.root}: nothing to resume: no run lies here")
-        with named(self.root):
+        try:
             self.root.mkdir(parents=True, exist_ok=True)
+        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"run.dir = {self.root}: cannot be made: {error.strerror}: {error.filename}") from error
+        with named(self.root):
             self._lock = self._locked()
         if not resume:
             self._begin_anew()

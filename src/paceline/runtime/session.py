@@ -179,9 +179,7 @@ class Session:
             for first in range(0, len(prompts), CHECKED_AT_ONCE):
                 await self._reward.check(prompts[first : first + CHECKED_AT_ONCE], self._settings.answer_timeout_s)
         except RewardError as error:  # before anything is generated it is the data or the configuration that is wrong
-            raise DataError(
-                f"{error}\nmend the rows or the reward; task.bad_rows = 'skip' leaves those out whose gold has no reading"
-            ) from error
+            raise DataError(str(error)) from error
         self._trainer.present()
         for info in infos:
             self._rollout.announce(info)

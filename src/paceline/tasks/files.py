@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
@@ -22,6 +23,11 @@ from paceline.types.errors import ConfigError, DataError
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
+_MADE = {
+    ".json": """python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]" < {} > {}""",
+    ".csv": """python -c "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]" < {} > {}""",
+}
+"""How files of other kinds become one that is read."""
 _NUMBERED = re.compile(r"[-_.]?[0-9]+(?:-of-[0-9]+)?$")
 _QUESTION_NAMES = ("prompt", "question", "problem", "messages", "instruction", "input", "query")
 _GOLD_NAMES = ("answer", "gold", "ground_truth", "solution", "label", "target", "reward_model.ground_truth")
@@ -65,9 +71,10 @@ def _records(config: TaskConfig, path: Path) -> Iterable[tuple[str, dict[str, An
         return _json_table(config, path)
     if path.suffix == _PARQUET:
         return _parquet(config, path)
+    made = _MADE.get(path.suffix, "").format(shlex.quote(path.name), shlex.quote(f"{path.stem}.jsonl"))
     raise ConfigError(
         f"task.path = {str(path)!r}: expected a file ending in {', '.join((*_JSON_SUFFIXES, _PARQUET))}, a directory of such files, or a "
-        "saved dataset"
+        f"saved dataset{'; make one of it: ' * bool(made)}{made}"
     )
 
 

@@ -100,7 +100,8 @@ class RowTask:
         """
         kept = [prompt for prompt in self._prompts if prompt.row not in bad]
         counts = {**self.counts, "bad": self.counts.get("bad", 0) + len(self._prompts) - len(kept), "kept": len(kept)}
-        notes = (*self.skipped, *(f"row {row}, {why}" for row, why in bad.items()))[:_SHOWN]
+        left_out = (f"{prompt.where or f'row {prompt.row}'}, {bad[prompt.row]}" for prompt in self._prompts if prompt.row in bad)
+        notes = (*self.skipped, *left_out)[:_SHOWN]
         return RowTask(kept, seed=self._seed, shuffle=self._shuffle, counts=counts, skipped=notes)
 
     def _permutation(self, epoch: int) -> tuple[int, ...]:
@@ -188,7 +189,8 @@ class _Reading:
         if len(ids) > self._limit:
             self._long.append(f"{row.where}{_identity(row)}: {len(ids)} tokens, limit {self._limit}")
             return
-        self.prompts.append(Prompt(row.number, row.number, ids, row.question, row.gold, row.columns, self._name, row.messages))
+        where = row.where if self._config.kind == "file" else ""
+        self.prompts.append(Prompt(row.number, row.number, ids, row.question, row.gold, row.columns, self._name, row.messages, where))
 
 
 def _identity(row: Row) -> str:

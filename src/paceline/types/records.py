@@ -37,6 +37,13 @@ class Prompt:
     task: str = ""
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The row's own messages when it is conversational (then functions get messages, not text); None for a text row."""
+    where: str = ""
+    """Where a user finds the row in its file (`train.jsonl line 4`); "" where task and number say it."""
+
+    @property
+    def place(self) -> str:
+        """What messages call the row: `row 3 of train [train.jsonl line 4]`."""
+        return f"row {self.row} of {self.task or 'the task'}{f' [{self.where}]' if self.where else ''}"
 
 
 @dataclass(frozen=True, slots=True)
