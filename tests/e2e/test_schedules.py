@@ -99,7 +99,7 @@ def test_a_dying_engine_a_hanging_reward_a_prompt_without_signal_and_data_that_e
     reader.close()
     assert [event.instance for event in records if isinstance(event, InstanceLost)] == ["rollout-0"]
     assert [event.error.split(":")[0] for event in records if isinstance(event, CommandFailed)] == [
-        "rewards length gave no answer on group 4 (row 4 of rows"
+        "rewards length gave no answer on group 4 (row 4 of rows [rows.jsonl line 5]"
     ]
     states = {command.group: command.state for command in records if isinstance(command, Terminal)}
     assert states.pop(4) == "failed"
